@@ -15,6 +15,7 @@ from services.worker.flight import Runner, StepInFlight
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.kv.host_memory import BlockMove, Moving
 from services.worker.kv_transfer.pages import Pages, ReadPages
+from services.worker.kv_transfer.peer_pages import PeerBlocks
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
 from services.worker.offload.disk_moves import Answer, DiskMove
@@ -213,15 +214,15 @@ class Replica:
         assert self._below.disk is not None, "it has no places otherwise"
         self._below.disk.begin(move, answer)
 
-    def read_pages(self, blocks: U32) -> ReadPages:
-        """Begins to read blocks, behind the steps that have been launched. Raises FailedPrecondition for what has been
-        forgotten, or what the device raises."""
+    def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages:
+        """Begins to read blocks, or to wait for what they hold, behind the steps that have been launched. Raises
+        FailedPrecondition for what has been forgotten, or what the device raises."""
         assert self.pages is not None, "nobody asks otherwise"
         if not self._held.knows(blocks):
             raise FailedPrecondition("block_ids: some hold nothing that is known here", field="block_ids")
-        return self.pages.read(blocks)
+        return self.pages.read(blocks) if copied else self.pages.filled()
 
-    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor) -> Moving:
+    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks) -> Moving:
         """Begins to write what came from another worker into blocks that nobody owns."""
         assert self.pages is not None, "nobody asks otherwise"
         self._held.lose(blocks)

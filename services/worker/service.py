@@ -168,7 +168,8 @@ class Worker:
             return
         port, num_blocks = PagePort(engine, replica.pages), replica.limits.num_blocks
         piece_bytes = port.blocks_at_a_time * port.page_bytes
-        transport = GrpcTransport(Dialler.of(self._settings), piece_bytes, pinned=replica.pages.wants_pinned)
+        dialler, pages = Dialler.of(self._settings), replica.pages
+        transport = GrpcTransport(dialler, piece_bytes, pinned=pages.wants_pinned, peers=pages.peers)
         self._pages.serve(port, num_blocks)
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 

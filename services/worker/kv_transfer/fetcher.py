@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from services.worker.kv_transfer.peer_pages import PeerBlocks
 from services.worker.kv_transfer.transport import PageTransport, WantedPages
 from services.worker.step.plan_violation import PlanViolation, require
 from shared import block_hash, columns
@@ -37,7 +38,9 @@ class FetchReceiver(Protocol):
 class PageWriter(Protocol):
     """Writes pages beside a worker's steps."""
 
-    async def write_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor) -> None:
+    async def write_pages(
+        self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks
+    ) -> None:
         """Returns once they can be read. Raises FailedPrecondition if the attachment is over."""
 
     def may_write(self, receiver: FetchReceiver) -> bool:

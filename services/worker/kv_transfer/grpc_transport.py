@@ -1,10 +1,14 @@
-"""Pages over gRPC: works between any two workers that reach each other. Nothing that comes is believed unchecked."""
+"""Pages over gRPC: works between any two workers that reach each other. Nothing that comes is believed unchecked.
+
+Between GPUs of one host gRPC only carries where the pages lie (peer_pages.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -13,13 +17,17 @@ import numpy as np
 import torch
 
 from services.worker.kv_transfer.checksums import Bytes2D, checksums
+from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
 from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
 from shared import columns
 from shared.columns import U32, ColumnError
 from shared.errors import Unavailable
+from shared.logs import logger
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.rpc.trust import Dialler
+
+log = logger("worker.kv_transfer")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVTransferService"].full_name
 FIRST_PART_S = 30.0  # a step may be computed first, and others may be served
@@ -33,21 +41,41 @@ Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 class GrpcTransport:
     """Keeps connections to workers that it has fetched from."""
 
-    def __init__(self, dialler: Dialler, piece_bytes: int, *, pinned: bool = False) -> None:
-        """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory."""
+    def __init__(
+        self, dialler: Dialler, piece_bytes: int, *, pinned: bool = False, peers: PeerPages | None = None
+    ) -> None:
+        """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory; `peers`: what can open pages
+        on other GPUs of this host."""
         self._dialler = dialler
         self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._peers = peers
+        self._out_of_reach: set[str] = set()  # addresses of workers on this host whose pages cannot be opened
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
         """See PageTransport."""
+        try:
+            async for arrived in self._fetch(wanted, self._peers_for(wanted)):
+                yield arrived
+        except _OutOfReach as found:
+            source = wanted.source
+            log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
+            self._out_of_reach.add(source.address)
+            async for arrived in self._fetch(wanted, None):
+                yield arrived
+
+    def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
+        return None if wanted.source.address in self._out_of_reach else self._peers
+
+    async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:
+        """`peers`: may be opened instead."""
         who, address = wanted.source.worker_id, wanted.source.address
         call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(await self._channel(address)).Fetch()
         try:
             async with asyncio.timeout(FIRST_PART_S):
-                await self._ask(call, wanted)
-            async for arrived in self._take(call, wanted):
+                await self._ask(call, wanted, peers)
+            async for arrived in self._take(call, wanted, peers):
                 yield arrived
         except TimeoutError:
             await self._forget(address)
@@ -63,8 +91,10 @@ class GrpcTransport:
     async def close(self) -> None:
         for address in list(self._channels):
             await self._forget(address)
+        if self._peers is not None:
+            await self._peers.close()
 
-    async def _ask(self, call: Call, wanted: WantedPages) -> None:
+    async def _ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
         await self._dialler.meet(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
         request = pb.PageRequest(
             epoch=wanted.source.epoch,
@@ -72,11 +102,15 @@ class GrpcTransport:
             layout=wanted.layout,
             block_ids=columns.u32_bytes(wanted.blocks.tolist()),
             block_hashes=b"".join(wanted.hashes),
+            host=peers.host if peers else b"",
         )
         await call.write(pb.FetchRequest(pages=request))
-        await call.done_writing()
+        if peers is None:
+            await call.done_writing()
 
-    async def _take(self, call: Call, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
+    async def _take(
+        self, call: Call, wanted: WantedPages, peers: PeerPages | None
+    ) -> AsyncGenerator[ArrivedPages, None]:
         incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
         last_s = loop.time() + FIRST_PART_S + num_bytes / LEAST_BYTES_PER_S
@@ -87,6 +121,11 @@ class GrpcTransport:
             if message is grpc.aio.EOF:
                 break
             patience_s = NEXT_PART_S
+            if peers is not None and message.WhichOneof("message") == "shared":
+                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared))) as copied:
+                    async for arrived in copied:
+                        yield arrived
+                return
             for first, pages, told in incoming.add(message):
                 hashes = wanted.hashes[first : first + len(pages)]
                 found = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
@@ -110,6 +149,28 @@ class GrpcTransport:
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close()
+
+
+class _OutOfReach(Exception):
+    """Pages of this host that this process cannot open."""
+
+
+async def _copied(
+    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages
+) -> AsyncGenerator[ArrivedPages, None]:
+    """Once the consumer has them, the other side says whether they were still what was wanted."""
+    who, most = wanted.source.worker_id, int(wanted.blocks.max())
+    if most >= pages.num_blocks:
+        raise WrongPages(f"{who} has {pages.num_blocks} blocks, and none with the id {most}")
+    async with peers.opened(pages) as reason:
+        if reason:
+            raise _OutOfReach(reason)
+        yield ArrivedPages(0, PeerBlocks(pages, wanted.blocks))
+    async with asyncio.timeout(NEXT_PART_S):
+        await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
+        await call.done_writing()
+        if await call.read() is not grpc.aio.EOF:
+            raise WrongPages(f"{who} sent more than where its pages lie")
 
 
 class _Incoming:

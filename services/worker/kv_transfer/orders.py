@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.worker.kv.host_memory import Moving
 from services.worker.kv_transfer.pages import ReadPages
+from services.worker.kv_transfer.peer_pages import PeerBlocks
 from shared.columns import U32
 from shared.errors import FailedPrecondition
 
@@ -22,6 +23,7 @@ class ReadBlocks:
     after_step: int
     blocks: U32
     reply: asyncio.Future[Any]
+    copied: bool = True  # to host memory; otherwise only waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class WriteBlocks:
     receiver: Any
     blocks: U32
     hashes: list[bytes]
-    pages: Tensor
+    pages: Tensor | PeerBlocks
     reply: asyncio.Future[Any]
 
 
@@ -50,9 +52,9 @@ class BegunPages:
 class PagedReplica(Protocol):
     """The device's side."""
 
-    def read_pages(self, blocks: U32) -> ReadPages: ...
+    def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages: ...
 
-    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor) -> Moving: ...
+    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks) -> Moving: ...
 
 
 class PageOutlet(Protocol):
@@ -99,7 +101,7 @@ class PageReads:
     def _begin(self, order: PageOrder) -> None:
         try:
             if isinstance(order, ReadBlocks):
-                read = self._replica.read_pages(order.blocks)
+                read = self._replica.read_pages(order.blocks, copied=order.copied)
                 begun = BegunPages(order, read.moving, read.content)
             else:
                 moving = self._replica.write_pages(order.blocks, order.hashes, order.pages)

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.worker.kv_transfer.fetcher import FetchReceiver
 from services.worker.kv_transfer.orders import PageOrder, ReadBlocks, WriteBlocks
 from services.worker.kv_transfer.pages import Pages
+from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
 from shared.columns import U32
 from shared.errors import FailedPrecondition
 
@@ -47,15 +48,34 @@ class PagePort:
     def may_write(self, receiver: FetchReceiver) -> bool:
         return receiver is self._engine.receiver
 
+    @property
+    def peers(self) -> PeerPages | None:
+        return self._pages.peers
+
     async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
         """See PageReader."""
+        receiver = self._in(epoch)
+        pages: Tensor = await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
+        return pages
+
+    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+        """See PageReader."""
+        receiver = self._in(epoch)
+        await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply, copied=False))
+
+    def check(self, epoch: int) -> None:
+        """See PageReader."""
+        self._in(epoch)
+
+    def _in(self, epoch: int) -> Any:
         receiver = self._engine.receiver
         if receiver is None or receiver.epoch != epoch or not epoch:
             ours = 0 if receiver is None else receiver.epoch
             raise FailedPrecondition(f"epoch: this worker is in {ours}, not in {epoch}", field="epoch")
-        pages: Tensor = await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
-        return pages
+        return receiver
 
-    async def write_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor) -> None:
+    async def write_pages(
+        self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks
+    ) -> None:
         """See PageWriter."""
         await self._engine.ask(lambda reply: WriteBlocks(receiver, blocks, hashes, pages, reply))

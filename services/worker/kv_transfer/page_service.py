@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.worker.kv_transfer.checksums import checksums
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME
+from services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
 from shared import block_hash, columns
 from shared.columns import U32, ColumnError
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
@@ -27,6 +28,7 @@ log = logger("worker.kv_transfer")
 
 MOST_SERVED = 4  # at a time; others wait for their turn
 REQUEST_S = 5.0  # from the opening of a call to its request
+TAKEN_S = 30.0  # that a caller may take to copy pages: a step of its own may come first
 
 Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchResponse]
 
@@ -44,6 +46,16 @@ class PageReader(Protocol):
 
     @property
     def blocks_at_a_time(self) -> int: ...
+
+    @property
+    def peers(self) -> PeerPages | None:
+        """None: other processes of this host cannot reach its pages."""
+
+    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+        """Returns once the blocks hold what they are to hold. Raises as read_pages does."""
+
+    def check(self, epoch: int) -> None:
+        """Raises FailedPrecondition if the worker is not in that epoch any more."""
 
 
 class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
@@ -67,7 +79,11 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker has no pages for others")
-            await self._serve(context, reader, self._checked(message, reader.page_layout))
+            request = self._checked(message, reader.page_layout)
+            if reader.peers is not None and request.host == reader.peers.host:
+                await self._share(context, reader, request, reader.peers.own)
+            else:
+                await self._serve(context, reader, request)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no request came")
         except QuireError as error:
@@ -94,6 +110,18 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         if request.layout != layout:
             raise FailedPrecondition("layout: the caller's blocks are not like this worker's", field="layout")
         return request
+
+    async def _share(self, context: Context, reader: PageReader, request: pb.PageRequest, own: SharedPages) -> None:
+        """The caller copies; what it has is right if the epoch has lasted so long."""
+        async with self._turns:
+            await reader.fill_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
+            await context.write(pb.FetchResponse(shared=own.to_proto()))
+            async with asyncio.timeout(TAKEN_S):
+                message: Any = await context.read()
+            if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
+                raise FailedPrecondition("after shared pages comes word that they were taken")
+            reader.check(request.epoch)
+        self._metrics.kv_sent.inc(len(request.block_ids) // 4 * own.num_parts * own.part_bytes)
 
     async def _serve(self, context: Context, reader: PageReader, request: pb.PageRequest) -> None:
         async with self._turns, aclosing(_pieces(reader, request)) as pieces:

@@ -17,6 +17,7 @@ from services.worker.device.staging import upload
 from services.worker.kv.host_memory import Moving
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv_transfer.layout import with_version
+from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
 from shared.columns import U32
 
 # Of pages that are copied at a time: either takes about a millisecond, and on the CPU steps wait for it.
@@ -40,6 +41,7 @@ class Pages:
         self._parts = _parts_of(caches) if self._whole is None else [*self._whole.view(torch.uint8)]
         self._words = self._parts[0].size(1)  # bytes of one layer's keys, or values, of a block
         self._stream = None if self._whole is None else torch.cuda.Stream()
+        self.peers = None if self._whole is None else PeerPages.of(self._whole)
         self._layout, self._weight_version = layout, _unchanged
         self.block_bytes = len(self._parts) * self._words
         self.blocks_at_a_time = max(1, PIECE_BYTES[self._parts[0].device.type] // self.block_bytes)
@@ -73,11 +75,17 @@ class Pages:
             staged = self._whole.index_select(1, ids).transpose(0, 1).contiguous()  # [blocks, parts, words]
             host = torch.empty(staged.shape, dtype=staged.dtype, pin_memory=True)
             host.copy_(staged, non_blocking=True)
-            return ReadPages(host.view(len(blocks), -1).view(torch.uint8), self._recorded())
+            return ReadPages(host.view(len(blocks), -1).view(torch.uint8), self._recorded(self._stream))
 
-    def write(self, blocks: U32, content: Tensor) -> Moving:
-        """`content`: uint8 [num_blocks, bytes of a page], in host memory. Behind the steps that have been launched; who
-        reads these blocks waits until it is done."""
+    def filled(self) -> ReadPages:
+        """Nothing is copied: the steps that have been launched are over when `moving` is done."""
+        return ReadPages(torch.empty(0, dtype=torch.uint8), self._recorded(torch.cuda.current_stream()))
+
+    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> Moving:
+        """`content`: uint8 [num_blocks, bytes of a page], in host memory, or blocks of another GPU. Behind the steps
+        that have been launched; who reads these blocks waits until it is done."""
+        if isinstance(content, PeerBlocks):
+            return self._copy(blocks, content)
         if self._whole is None or self._stream is None:
             ids = torch.from_numpy(blocks.astype(np.int64))
             pages = content.view(len(blocks), len(self._parts), self._words)
@@ -91,16 +99,23 @@ class Pages:
             pinned = content if content.is_pinned() else content.pin_memory()
             staged = pinned.view(torch.int64).to(self._whole.device, non_blocking=True)
             self._whole.index_copy_(1, ids, staged.view(len(blocks), len(self._parts), -1).transpose(0, 1))
-            return self._recorded(pinned)
+            return self._recorded(self._stream, pinned)
+
+    def _copy(self, blocks: U32, content: PeerBlocks) -> Moving:
+        assert self.peers is not None, "they are open"
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self.peers.copy(content, blocks, self._stream.cuda_stream)
+        return self._recorded(self._stream)
 
     def settle(self) -> None:
         """Returns once nothing is under way."""
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _recorded(self, kept: Tensor | None = None) -> _Recorded:
+    def _recorded(self, stream: torch.cuda.Stream, kept: Tensor | None = None) -> _Recorded:
         done = torch.cuda.Event()
-        done.record(self._stream)
+        done.record(stream)
         return _Recorded(done, kept)
 
 

@@ -1,5 +1,6 @@
-"""How pages get from one worker to another. gRPC is one way (grpc_transport.py); whatever moves them faster between two
-GPUs (NCCL, RDMA, CUDA IPC) is another implementation of this."""
+"""How pages get from one worker to another. gRPC is one way (grpc_transport.py), and between GPUs of one host it only
+says where they lie (peer_pages.py); whatever moves them faster between hosts (NCCL, RDMA) is another implementation.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from services.worker.kv_transfer.peer_pages import PeerBlocks
 from shared.columns import U32
 from shared.errors import Internal
 from shared.kv_source import KVSource
@@ -31,7 +33,7 @@ class ArrivedPages:
     """The next of those that were wanted; they are what left the other worker."""
 
     first: int  # which
-    content: Tensor  # uint8 [num_blocks, bytes of a page]
+    content: Tensor | PeerBlocks  # uint8 [num_blocks, bytes of a page]; or where they lie, to be copied before the next
 
 
 class WrongPages(Internal):

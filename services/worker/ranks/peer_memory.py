@@ -1,17 +1,14 @@
-"""Memory of a GPU that processes on the other GPUs of its host can write to: CUDA's handles for other processes.
-
-By the driver's own functions, for torch has none for memory that others hold an address of. No multicast.
-"""
+"""Memory of a GPU that processes on the other GPUs of its host can write to: CUDA's handles for other processes."""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from services.worker.device.peer_driver import PeerDriver, PeerMemoryError
 from shared.logs import logger
 
 if TYPE_CHECKING:
@@ -19,9 +16,6 @@ if TYPE_CHECKING:
 
 log = logger("worker.ranks")
 
-DRIVER = "libcuda.so.1"
-HANDLE_BYTES = 64
-LAZY_PEER_ACCESS = 1  # enabled when a handle is opened
 # Of a part, while ranks are two: above it NCCL is as fast, which does not send each byte twice.
 MOST_BYTES = 2 << 20
 
@@ -32,43 +26,6 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes: ...
-
-
-class PeerMemoryError(RuntimeError):
-    """The driver refused."""
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Driver:
-    library: Any
-
-    def __call__(self, name: str, *arguments: object) -> None:
-        status = getattr(self.library, name)(*arguments)
-        if status:
-            raise PeerMemoryError(f"{name} gave {status}")
-
-    def allocate(self, num_bytes: int) -> int:
-        """Zeros."""
-        address = ctypes.c_uint64()
-        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
-        self("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
-        self("cuCtxSynchronize")
-        return address.value or 0
-
-    def handle(self, address: int) -> bytes:
-        handle = _Handle()
-        self("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
-        return bytes(memoryview(handle).cast("B"))
-
-    def open(self, handle: bytes) -> int:
-        address = ctypes.c_uint64()
-        given = _Handle.from_buffer_copy(handle)
-        self("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(LAZY_PEER_ACCESS))
-        return address.value or 0
 
 
 def open_mailbox(store: Store, rank: int, size: int, device: torch.device) -> Mailbox | None:
@@ -93,7 +50,7 @@ class _SharedMemory:
     """One piece that is ours, and those of the others, until free()."""
 
     def __init__(self) -> None:
-        self._driver: _Driver | None = None
+        self._driver: PeerDriver | None = None
         self._own = 0
         self._others: list[int] = []
 
@@ -101,7 +58,7 @@ class _SharedMemory:
         """Addresses by rank. Whatever fails here, the others learn of it. Raises OSError, PeerMemoryError."""
         handle = b""
         try:
-            self._driver = driver = _Driver(ctypes.CDLL(DRIVER))
+            self._driver = driver = PeerDriver.load()
             self._own = driver.allocate(num_bytes)
             handle = driver.handle(self._own)
         finally:
@@ -119,10 +76,12 @@ class _SharedMemory:
         if self._driver is None:
             return
         for address in self._others:
-            self._driver.library.cuIpcCloseMemHandle(ctypes.c_uint64(address))
+            with contextlib.suppress(PeerMemoryError):
+                self._driver.close(address)
         if self._own:
-            self._driver.library.cuMemFree_v2(ctypes.c_uint64(self._own))
+            with contextlib.suppress(PeerMemoryError):
+                self._driver.free(self._own)
 
-    def _open(self, driver: _Driver, handle: bytes) -> int:
+    def _open(self, driver: PeerDriver, handle: bytes) -> int:
         self._others.append(driver.open(handle))
         return self._others[-1]

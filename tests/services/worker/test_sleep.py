@@ -234,9 +234,9 @@ def test_without_a_driver_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_gpu_has_its_memory_back_and_graphs_go_on(checkpoint: Make, level: int) -> None:
-    rig = Rig(
-        checkpoint("qwen3-tied").folder, device="cuda", dtype="bfloat16", enable_sleep_mode=True, num_blocks=40_000
-    )
+    settings = {"device": "cuda", "dtype": "bfloat16", "enable_sleep_mode": True}
+    sizes = {"attention_backend": "auto", "block_size": 16, "num_blocks": 15_000}  # 88 MiB
+    rig = Rig(checkpoint("qwen3-tied").folder, **settings, **sizes)
     before, (free, _) = rows(rig), torch.cuda.mem_get_info()
     obey(rig, sleep(level))
     assert torch.cuda.mem_get_info()[0] > free + 64 * MIB

@@ -41,6 +41,7 @@ class Memory:
 
     page_layout = LAYOUT
     blocks_at_a_time = 4
+    peers = None
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     kind = parser.parse_args().device
-    store, port = _meeting_place(2)
+    store, port = _meeting_place(LOOPBACK, 2)
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(2)]
     seats = [Seat(rank, 2, LOOPBACK, port) for rank in range(2)]

@@ -7,8 +7,9 @@ import ctypes
 import pytest
 import torch
 
-from services.worker.ranks import peer_memory
-from services.worker.ranks.peer_memory import HANDLE_BYTES, MOST_BYTES, open_mailbox
+from services.worker.device import peer_driver
+from services.worker.device.peer_driver import HANDLE_BYTES
+from services.worker.ranks.peer_memory import MOST_BYTES, open_mailbox
 
 CPU = torch.device("cpu")
 
@@ -66,7 +67,7 @@ def test_a_rank_without_memory_says_so(driver: Driver, step: str) -> None:
 
 
 def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_memory, "DRIVER", "libnobody.so.1")
+    monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
     store = Store()
     assert open_mailbox(store, 1, 2, CPU) is None
     assert store == {"inbox of 1": ""}

@@ -70,7 +70,7 @@ def _rank(seat: Seat, told: Connection) -> None:
 def test_two_gpus_add_up() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    store, port = _meeting_place(2)
+    store, port = _meeting_place(LOOPBACK, 2)
     context = multiprocessing.get_context("spawn")
     ours, processes = [], []
     for rank in range(2):

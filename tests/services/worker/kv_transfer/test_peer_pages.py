@@ -1,0 +1,209 @@
+"""Pages that are copied from GPU to GPU, over gRPC that says where they lie. The GPUs are this machine's memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.device import peer_driver
+from services.worker.device.peer_driver import PeerMemoryError
+from services.worker.kv_transfer import grpc_transport, peer_pages
+from services.worker.kv_transfer.grpc_transport import GrpcTransport
+from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
+from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from shared.columns import U32
+from shared.errors import FailedPrecondition, Unavailable
+from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from shared.rpc.trust import Dialler
+from tests.services.worker.kv_transfer.peer_memory import Library, pages_of
+from tests.services.worker.kv_transfer.test_grpc_transport import (
+    EPOCH,
+    NUM_BLOCKS,
+    PIECE_BYTES,
+    Liar,
+    Memory,
+    service,
+    serving,
+    wanted,
+)
+
+BLOCKS = np.array([3, 4, 5, 19, 1, 2], dtype=np.uint32)
+TARGETS = np.array([7, 8, 9, 10, 3, 1], dtype=np.uint32)
+
+
+def test_runs_are_copied_at_once() -> None:
+    assert runs(BLOCKS, TARGETS) == [(3, 7, 3), (19, 10, 1), (1, 3, 1), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("most_pitch", [peer_pages.MOST_PITCH, 100], ids=["all parts at once", "part by part"])
+async def test_blocks_are_copied_and_nothing_else(most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_pages, "MOST_PITCH", most_pitch)
+    library = Library()
+    there, theirs = pages_of(library, 20)
+    here, ours = pages_of(library, 12)
+    was = here.clone()
+    async with ours.opened(theirs.own) as reason:
+        assert not reason
+        ours.copy(PeerBlocks(theirs.own, BLOCKS), TARGETS, 0)
+    assert torch.equal(here[:, TARGETS.astype(np.int64)], there[:, BLOCKS.astype(np.int64)])
+    others = [block for block in range(12) if block not in TARGETS]
+    assert torch.equal(here[:, others], was[:, others])
+
+
+async def test_memory_is_closed_once_nobody_has_copied_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a worker that has died and starts again would find its old KV still in its GPU."""
+    monkeypatch.setattr(peer_pages, "IDLE_S", 0.01)
+    library = Library()
+    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    async with ours.opened(theirs.own), ours.opened(theirs.own):
+        await asyncio.sleep(0.05)
+        assert len(library.opened) == 1
+    while library.opened:  # the test's own limit ends it
+        await asyncio.sleep(0.01)
+    async with ours.opened(theirs.own) as reason:
+        assert not reason
+    await ours.close()
+    assert not library.opened
+
+
+async def test_what_cannot_be_meant_is_not_opened() -> None:
+    library = Library()
+    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    wrong = {
+        "7 parts of 40 bytes": replace(theirs.own, num_parts=7),
+        "6 parts of 48 bytes": replace(theirs.own, part_bytes=48),
+        "a handle of 3 bytes": replace(theirs.own, handle=b"abc"),
+        "behind their allocation": replace(theirs.own, num_blocks=21),
+    }
+    for words, pages in wrong.items():
+        async with ours.opened(pages) as reason:
+            assert words in reason
+
+
+def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    whole, _ = pages_of(library, 20)
+    library.refuses.add("cuIpcGetMemHandle")
+    with pytest.raises(PeerMemoryError, match="cuIpcGetMemHandle gave 201"):
+        PeerPages(whole, peer_driver.PeerDriver(library))
+    monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
+    assert PeerPages.of(whole) is None
+
+
+class SharedMemory(Memory):
+    """A worker whose pages can be had either way."""
+
+    def __init__(self, peers: PeerPages) -> None:
+        super().__init__()
+        self.peers, self.filled, self.leaves = peers, [], False
+
+    async def fill_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
+        assert epoch == EPOCH
+        self.filled.append((after_step, blocks.tolist()))
+
+    def check(self, _epoch: int) -> None:
+        if self.leaves:
+            raise FailedPrecondition("epoch: this worker is in another")
+
+
+@asynccontextmanager
+async def both(library: Library):
+    (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
+    memory = SharedMemory(theirs)
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
+    async with serving(service(memory)) as address:
+        yield memory, transport, wanted(address, *BLOCKS.tolist())
+    await transport.close()
+
+
+async def test_a_worker_of_this_host_says_where_its_pages_lie() -> None:
+    library = Library()
+    async with both(library) as (memory, transport, order):
+        assert await took(transport, order) == ["shared"]
+        assert memory.filled == [(3, BLOCKS.tolist())]
+        assert not memory.asked
+
+
+async def took(transport: GrpcTransport, order: WantedPages) -> list[str]:
+    """How they came."""
+    kinds = []
+    async with aclosing(transport.fetch(order)) as arrivals:
+        async for arrived in arrivals:
+            kinds.append(kind_of(arrived))
+    return kinds
+
+
+def kind_of(arrived: ArrivedPages) -> str:
+    if isinstance(arrived.content, PeerBlocks):
+        assert arrived.content.blocks.tolist() == BLOCKS.tolist()
+        return "shared"
+    return "parts"
+
+
+async def test_a_worker_that_left_its_epoch_meanwhile_is_not_believed() -> None:
+    async with both(Library()) as (memory, transport, order):
+        memory.leaves = True
+        with pytest.raises(Unavailable, match="epoch: this worker is in another"):
+            await took(transport, order)
+
+
+async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
+    library = Library()
+    async with both(library) as (memory, transport, order):
+        library.refuses.add("cuIpcOpenMemHandle_v2")
+        assert await took(transport, order) == ["parts", "parts"]
+        library.refuses.clear()
+        assert await took(transport, order) == ["parts", "parts"]
+        assert len(memory.filled) == 1
+
+
+async def test_another_host_gets_parts() -> None:
+    async with both(Library()) as (memory, transport, order):
+        memory.peers.host = b"another"
+        assert await took(transport, order) == ["parts", "parts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "words"),
+    [
+        ({"num_blocks": 19}, [], "a has 19 blocks, and none with the id 19"),
+        ({}, [pb.FetchResponse()], "a sent more than where its pages lie"),
+    ],
+    ids=["too few blocks", "something behind"],
+)
+async def test_no_lie_about_shared_pages_is_believed(
+    change: dict[str, int], after: list[pb.FetchResponse], words: str
+) -> None:
+    library = Library()
+    (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
+    shared = pb.FetchResponse(shared=replace(theirs.own, **change).to_proto())
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
+    async with serving(Liar(shared, *after, hangs=True)) as address:
+        with pytest.raises(WrongPages, match=words):
+            await took(transport, wanted(address, *BLOCKS.tolist()))
+    await transport.close()
+
+
+async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
+    _, theirs = pages_of(Library(), NUM_BLOCKS)
+    transport = GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()))) as address:
+        with pytest.raises(WrongPages, match="sent shared where bytes of pages are due"):
+            await took(transport, wanted(address, 1))
+    await transport.close()
+
+
+async def test_a_worker_that_falls_silent_behind_its_pages_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "NEXT_PART_S", 0.5)
+    library = Library()
+    (_, theirs), (_, ours) = pages_of(library, NUM_BLOCKS), pages_of(library, 12)
+    transport = GrpcTransport(Dialler(), PIECE_BYTES, peers=ours)
+    async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()), hangs=True)) as address:
+        with pytest.raises(Unavailable, match="did not send its pages in time"):
+            await took(transport, wanted(address, *BLOCKS.tolist()))
+    await transport.close()
