@@ -55,22 +55,23 @@ from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.frontend.vllm_edge import service as vllm_engine
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.edge import WebEdge
-from shared import logs, model_identity, ports
-from shared.lifecycle import Shutdown, announce, first, keep_for_good
-from shared.liveness import Liveness
+from shared import logs, ports
 from shared.metrics.base import Document, Page
 from shared.metrics.cluster_load import ClusterLoadCollector
 from shared.metrics.frontend import FrontendMetrics
+from shared.models import model_identity
 from shared.pb.common.v1 import model_pb2
 from shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.process.lifecycle import Shutdown, announce, first, keep_for_good
+from shared.process.liveness import Liveness
+from shared.process.supervision import Tasks, restarted, vital
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.guard import CallGuard
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler
 from shared.settings.frontend import FrontendSettings
-from shared.supervision import Tasks, restarted, vital
 from shared.tracing import open_traces
 from shared.version import VERSION
 

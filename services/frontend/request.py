@@ -19,7 +19,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LatePrompt(TextPrompt):
-    """Text that a model reads to compare it token by token (shared/late_interaction.py)."""
+    """Text that a model reads to compare it token by token (shared/models/late_interaction.py)."""
 
     is_query: bool = False
 

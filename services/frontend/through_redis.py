@@ -21,8 +21,8 @@ from services.frontend.streams.terms import Terms
 from shared import prefix_index
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
+from shared.process.supervision import restarted
 from shared.settings.frontend import FrontendSettings
-from shared.supervision import restarted
 
 
 class ThroughRedis:

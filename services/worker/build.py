@@ -66,7 +66,7 @@ from services.worker.warmup.build_kernels import Kernels
 from services.worker.warmup.compile_process import CompileProcess
 from shared.errors import InvalidArgument
 from shared.logs import logger
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 from shared.settings import WorkerSettings
 
 log = logger("worker.build")

@@ -26,9 +26,9 @@ from services.worker.sampling.sampler import Sampler
 from services.worker.step.slots import SlotTable
 from services.worker.step.text_marks import TextMarks
 from shared.errors import InvalidArgument
-from shared.kv_specs import NOTHING, KVGroup
+from shared.kv.kv_specs import NOTHING, KVGroup
 from shared.logs import logger
-from shared.sentence_transformers import SentenceModel, read_sentence_model
+from shared.models.sentence_transformers import SentenceModel, read_sentence_model
 from shared.settings import WorkerSettings
 
 log = logger("worker.build")

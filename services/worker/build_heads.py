@@ -18,8 +18,8 @@ from services.worker.sampling.sampler import Sampler
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from shared.errors import InvalidArgument
+from shared.models.sentence_transformers import read_sentence_model
 from shared.pb.common.v1 import pooling_pb2
-from shared.sentence_transformers import read_sentence_model
 from shared.settings import WorkerSettings
 
 

@@ -14,7 +14,7 @@ from services.scheduler.core.sequence import Family
 from services.worker.build import build_replica
 from services.worker.kv.layout import KVLayout
 from shared.errors import InvalidArgument, QuireError
-from shared.kv_specs import FULL, Latent, Window
+from shared.kv.kv_specs import FULL, Latent, Window
 from shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models

@@ -12,7 +12,7 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.sequence import Family
 from services.worker.build import build_replica
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, State
+from shared.kv.kv_specs import FULL, State
 from shared.settings import WorkerSettings
 from tests.kv_groups.models import confirmed
 from tests.kv_groups.test_windows import pair, prompt

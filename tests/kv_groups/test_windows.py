@@ -12,9 +12,10 @@ import torch
 
 from services.scheduler.core.sequence import Family
 from services.worker.build import build_replica
-from shared import block_hash, columns
+from shared import columns
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, Window
+from shared.kv import block_hash
+from shared.kv.kv_specs import FULL, Window
 from shared.settings import WorkerSettings
 from tests.kv_groups import models
 from tests.kv_groups.models import WINDOW, greedy

@@ -13,11 +13,11 @@ from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
 from shared.errors import InvalidArgument
-from shared.lifecycle import Shutdown
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from shared.process.lifecycle import Shutdown
 from shared.version import VERSION
 
 NUM_OLDEST = 10  # calls that are told

@@ -33,7 +33,7 @@ from shared.errors import (
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.supervision import Tasks, restarted
+from shared.process.supervision import Tasks, restarted
 
 log = logger("streams")
 

@@ -21,8 +21,8 @@ from services.frontend.grpc_edge.requests import arrived
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.frontend.vllm_edge import requests, responses
 from services.frontend.vllm_edge.aborts import Aborts
-from shared import encoder_names
 from shared.metrics.frontend import FrontendMetrics
+from shared.models import encoder_names
 from shared.pb.dialects import vllm_engine_pb2 as pb
 from shared.pb.dialects import vllm_engine_pb2_grpc
 from shared.version import VERSION

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.columns import U32
 from shared.errors import Internal
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.recurrence import Recurrence, Rows, Tensors
 from services.worker.layers.rms_norm import RMSNorm
 from shared.errors import InvalidArgument
-from shared.kv_specs import State
+from shared.kv.kv_specs import State
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
+from shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor

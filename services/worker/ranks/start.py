@@ -19,11 +19,12 @@ from services.worker.ranks.hosts.wire import Welcome
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
 from services.worker.structured.compile_pool import CompilePool
-from shared import logs, model_identity
+from shared import logs
 from shared.errors import FailedPrecondition, InvalidArgument
+from shared.models import model_identity
+from shared.security.tls import server_context
 from shared.settings import Settings, WorkerSettings
 from shared.settings.base import is_secret
-from shared.tls import server_context
 from shared.version import VERSION
 
 log = logs.logger("worker.node")

@@ -14,9 +14,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.frontend.main import Frontend
-from shared.lifecycle import Shutdown
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.process.lifecycle import Shutdown
 from shared.rpc.admin_pass import AdminPass
 from shared.settings import FrontendSettings
 from tests.admin import Admin, calling

@@ -15,9 +15,9 @@ from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations import rendering_process
 from services.frontend.tokenizer.conversations.rendering import Rendering
-from shared.child import Child, ChildEnded
 from shared.errors import Internal
 from shared.logs import logger
+from shared.process.child import Child, ChildEnded
 
 log = logger("conversations")
 

@@ -15,11 +15,11 @@ import trustme
 
 from services.frontend.main import Frontend
 from shared.errors import InvalidArgument
-from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.process.lifecycle import Shutdown
 from shared.rpc.channel import connect
 from shared.settings import FrontendSettings, Tls
 from tests.admin import admin_of

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.frontend import main
 from services.frontend.scheduler_client.connection import Connection
 from services.frontend.scheduler_client.session import Session
-from shared import liveness
+from shared.process import liveness
 from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of

@@ -16,7 +16,7 @@ from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.draft_models.eagle_head import read_eagle
 from shared.errors import InvalidArgument
-from shared.kv_specs import Latent
+from shared.kv.kv_specs import Latent
 from shared.metrics.worker import ExpertLoadCollector
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New

@@ -48,7 +48,7 @@ from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import SlotTable
 from services.worker.warmup.build_kernels import model_shape
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 from shared.settings import WorkerSettings
 
 META = torch.device("meta")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared import adapter_contents, block_hash
+from shared.kv import block_hash
+from shared.models import adapter_contents
 
 DIGESTS = b"x" * 32 + b"y" * 32
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared import supervision
 from shared.errors import FailedPrecondition, Internal
-from shared.supervision import Tasks, restarted, vital
+from shared.process import supervision
+from shared.process.supervision import Tasks, restarted, vital
 
 
 @pytest.fixture(autouse=True)

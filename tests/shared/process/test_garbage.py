@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.scheduler import bench_scheduler
-from shared import garbage
+from shared.process import garbage
 
 
 class Process:

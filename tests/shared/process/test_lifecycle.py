@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from shared import lifecycle
 from shared.errors import Internal
+from shared.process import lifecycle
 
 
 async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:

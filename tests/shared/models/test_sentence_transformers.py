@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidArgument
-from shared.late_interaction import LateInteraction
-from shared.sentence_transformers import DenseModule, SentenceModel, read_sentence_model, scores_as_they_are
+from shared.models.late_interaction import LateInteraction
+from shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model, scores_as_they_are
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.base.modules"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import FailedPrecondition
-from shared.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
+from shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 MOST_GROUPS = 64

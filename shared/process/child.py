@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import IO
 
 from shared.errors import Internal
-from shared.priority import step_back
+from shared.process.priority import step_back
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, and for its imports, on a machine that has much to do

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InvalidArgument
+from shared.models.text_part import text_part
 from shared.pb.common.v1 import model_pb2 as pb
-from shared.text_part import text_part
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 import uvloop
 
 from shared.errors import Internal, QuireError
-from shared.garbage import Collector
 from shared.logs import as_json, flush, is_json, logger
-from shared.watchdog import Watchdog
+from shared.process.garbage import Collector
+from shared.process.watchdog import Watchdog
 
 log = logger("lifecycle")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shared import model_hub
+from shared.models import model_hub
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 FILES = {
@@ -94,14 +94,14 @@ def hub() -> Iterator[Hub]:
 def find(home: Path, url: str, model: str, *, revision: str = "", weights: bool = True, **more: str) -> tuple[str, str]:
     """The folder, and what is told, from a process of its own: huggingface_hub reads its variables once."""
     script = (
-        "import sys; from shared import model_hub; from shared.errors import QuireError\n"
+        "import sys; from shared.models import model_hub; from shared.errors import QuireError\n"
         "try: print(model_hub.find(sys.argv[1], sys.argv[2], weights=sys.argv[3] == 'True'))\n"
         "except QuireError as error: sys.exit(f'{type(error).__name__}: {error.message}')"
     )
     variables = {"HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "PATH": "", **more}
     run = subprocess.run(
         [sys.executable, "-c", script, model, revision, str(weights)],
-        env=variables, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2],
+        env=variables, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[3],
     )  # fmt: skip
     return run.stdout.strip(), run.stderr
 

@@ -1,7 +1,7 @@
 """Tells a loop that is dead from one that is slow: whoever has something to do must get ahead with it.
 
-Looked at every second. As in shared.watchdog looks are counted and not time, so that a process which was stopped for
-a while is not dead afterwards.
+Looked at every second. As in shared.process.watchdog looks are counted and not time, so that a process which was
+stopped for a while is not dead afterwards.
 """
 
 from __future__ import annotations
