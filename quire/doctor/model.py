@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire import bundled
-from quire.bench.machine import GIB
+from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, told, warning
 from quire.doctor.machine import available_memory
 from shared.models import model_hub, model_identity

@@ -26,7 +26,7 @@ import kernels
 from kernels import triton as triton_package
 from kernels.triton.precompile.jobs import jobs
 from kernels.triton.precompile.processes import AbsentGpu
-from quire.bench import shapes
+from quire.bench.workload import shapes
 from services.worker import limits
 from services.worker.attention.spec import attention_spec
 from services.worker.attention.triton import TritonAttention
