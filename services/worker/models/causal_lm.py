@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.layers.classifier import Classifier
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.rotary import cos_sin_table
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
 from shared.errors import InvalidArgument

@@ -20,7 +20,7 @@ from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
-    from services.worker.layers.latent_attention import LatentConfig
+    from services.worker.layers.attention.latent_attention import LatentConfig
     from services.worker.layers.quantization.port import CheckpointQuantization
     from services.worker.models.config.experts_config import ExpertsConfig
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from services.worker.layers.rotary import cos_sin_table
+from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.encoders.encoder_config import EncoderConfig
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.recurrence import Recurrence, Rows, Tensors
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
 from shared.errors import InvalidArgument
 from shared.kv.kv_specs import State
 

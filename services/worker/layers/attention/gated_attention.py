@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention import Attention
+from services.worker.layers.attention.attention import Attention
 from services.worker.layers.linear import Projection
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.activation import SILU, activate, gated
+from services.worker.layers.feed_forward.activation import SILU, activate, gated
 from services.worker.layers.linear import Linear, Projection, by_rows
 from services.worker.layers.sharding import shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from services.worker.layers.norm.rms_norm import RMSNorm
     from services.worker.layers.placement import Destination, Placement
-    from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.single_row import RowKernels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from services.worker.layers.experts import Experts
+from services.worker.layers.feed_forward.experts import Experts
 from services.worker.layers.linear import Projection
 from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
 from shared.errors import InvalidArgument

@@ -10,7 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 import kernels
-from services.worker.layers.experts import SparseMLP
+from services.worker.layers.feed_forward.experts import SparseMLP
 from services.worker.layers.placement import Placement
 from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.mlp import MLP
 from services.worker.layers.sharding import portion, shifted
 from shared.errors import InvalidArgument
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.reference.low_rank import ExpertAdditions
+    from services.worker.layers.norm.rms_norm import RMSNorm
     from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
-    from services.worker.layers.rms_norm import RMSNorm
     from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
     from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.linear import Linear, Projection, parts_of
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.sharding import of_heads
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class LatentAttention:
         """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
         import torch
 
-        from services.worker.layers.rotary import row_order
+        from services.worker.layers.attention.rotary import row_order
 
         latent = self._latent
         order = row_order(self._config.rope, latent.rotated_dim)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.sharding import HeadShare, of_heads, portion
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Attention:
         """Queries and keys have the pairs that are rotated where the kernels want them."""
         import torch
 
-        from services.worker.layers.rotary import row_order
+        from services.worker.layers.attention.rotary import row_order
 
         config = self._config
         order = row_order(config.rope, config.head_dim)

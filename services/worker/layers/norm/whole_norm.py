@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.sharding import of_heads, portion
 
 if TYPE_CHECKING:
