@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.state_rows import decode_pages, spans
+from kernels.reference.recurrent.state_rows import decode_pages, spans
 from kernels.state_pages import StatePages
 
 LONGEST = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.kv_dtype import take_blocks
+from kernels.reference.attention.kv_dtype import take_blocks
 
 GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.kv_dtype import as_bytes, take_blocks, to_cache
+from kernels.reference.attention.kv_dtype import as_bytes, take_blocks, to_cache
 from kernels.reference.rms_norm import rms_norm
 
 GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.gated_delta_rule import CHUNK, follow
-from kernels.reference.state_rows import decode_pages, spans
+from kernels.reference.recurrent.gated_delta_rule import CHUNK, follow
+from kernels.reference.recurrent.state_rows import decode_pages, spans
 from kernels.state_pages import StatePages
 
 

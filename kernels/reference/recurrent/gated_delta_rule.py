@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from kernels.reference.state_rows import Span, decode_pages, spans
+from kernels.reference.recurrent.state_rows import Span, decode_pages, spans
 from kernels.state_pages import StatePages
 
 CHUNK = 64  # tokens that are computed together

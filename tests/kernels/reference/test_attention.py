@@ -98,7 +98,7 @@ def test_rows_see_their_own_chunk_only(lengths: list[int], rows: list[int], chun
 
 def test_decode_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch too large to be gathered at once."""
-    module = sys.modules["kernels.reference.paged_attention"]  # its package has a function of that name
+    module = sys.modules["kernels.reference.attention.paged_attention"]  # its package has a function of that name
     arguments, sequences = paged([7, 1, 16, 33, 2], [1] * 5, 4, (6, 2), 8)
     whole = paged_attention(**arguments, scale=0.3, sliding_window=0)
     monkeypatch.setattr(module, "GATHERED_ELEMENTS", 2 * arguments["block_tables"].size(1) * 4 * 2 * 8)

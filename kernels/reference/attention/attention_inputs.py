@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.kv_dtype import as_bytes, to_cache
+from kernels.reference.attention.kv_dtype import as_bytes, to_cache
 from kernels.reference.rms_norm import rms_norm
 
 
@@ -30,7 +30,7 @@ def qk_norm_rope_store(
     slot_mapping: int32 [num_tokens], block * block_size + offset of each token's key and value; block 0 is nobody's:
         several tokens may go to one of its places, and nobody reads them
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], written in place; in qkv's dtype or in another
-        (kernels/reference/kv_dtype.py)
+        (kernels/reference/attention/kv_dtype.py)
     Returns the queries, [num_tokens, num_q_heads, head_dim], in qkv's dtype.
 
     Rotation pairs element i with i + head_dim / 2 (arXiv 2104.09864, in the halves form of Hugging Face checkpoints).
