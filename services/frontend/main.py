@@ -36,16 +36,16 @@ from services.frontend.kserve_edge.routes import OpenInferenceRoutes
 from services.frontend.loop_delay import watch_loop_delay
 from services.frontend.offline.offline import Offline
 from services.frontend.ollama_edge.routes import ModelCard, OllamaRoutes
-from services.frontend.openai_edge.adapter_routes import AdapterRoutes
-from services.frontend.openai_edge.generation_routes import GenerationRoutes
-from services.frontend.openai_edge.model_routes import ModelRoutes
-from services.frontend.openai_edge.operation_routes import OperationRoutes
-from services.frontend.openai_edge.pooling_routes import PoolingRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
 from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.resumable import Resumable as StreamRoutes
-from services.frontend.openai_edge.service_routes import ServiceRoutes
-from services.frontend.openai_edge.token_routes import TokenRoutes
+from services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
+from services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
+from services.frontend.openai_edge.routes.model_routes import ModelRoutes
+from services.frontend.openai_edge.routes.operation_routes import OperationRoutes
+from services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
+from services.frontend.openai_edge.routes.service_routes import ServiceRoutes
+from services.frontend.openai_edge.routes.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.patience import Patience

@@ -15,8 +15,8 @@ from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.chunks import event
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.chunks import event
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request import Request
 from shared.errors import QuireError
 

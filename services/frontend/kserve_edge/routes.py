@@ -23,7 +23,7 @@ from services.frontend.kserve_edge.bodies import GenerateBody, InferBody
 from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
 from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
 from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request import Request as Asking
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unavailable

@@ -15,7 +15,7 @@ from services.frontend.http.headers import TENANT, CallHeaders
 from services.frontend.kserve_edge import tensors
 from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
 from services.frontend.kserve_edge.format import Answers
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, NotFound, QuireError

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.pooling_formats import VectorFormat
+from services.frontend.openai_edge.answers.pooling_formats import VectorFormat
 from shared.errors import QuireError
 
 

@@ -14,7 +14,7 @@ from services.frontend.conversation import call_arguments
 from services.frontend.delta import Delta, Finish
 from services.frontend.generation import Generation
 from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from shared.errors import QuireError

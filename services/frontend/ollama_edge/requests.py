@@ -11,7 +11,7 @@ from services.frontend import conversation, reasoning
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.ollama_edge.bodies import AnswerBody, Body, ChatBody, GenerateBody
-from services.frontend.openai_edge import tools
+from services.frontend.openai_edge.body import tools
 from services.frontend.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from services.frontend.tool_offer import Offer

@@ -22,7 +22,7 @@ from services.frontend.ollama_edge.bodies import ChatBody, EmbedBody, Embeddings
 from services.frontend.ollama_edge.embed_format import EmbedFormat
 from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
 from services.frontend.ollama_edge.requests import chat_request, embed_request, generate_request
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request import Request as Asked
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.version import VERSION

@@ -16,7 +16,7 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Format
 from services.frontend.http.headers import TIMEOUT, CallHeaders
 from services.frontend.http.kept_answer import Events, KeptAnswer
-from services.frontend.openai_edge.chunks import ErrorEvents
+from services.frontend.openai_edge.answers.chunks import ErrorEvents
 from services.frontend.request import Request as GeneratorRequest
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Remade, Streams

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from services.frontend.delta import Delta, Finish
 from services.frontend.generation import Generation, Usage
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.store import ResponseStore, Stored

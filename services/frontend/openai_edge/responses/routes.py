@@ -18,7 +18,7 @@ from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, Identity, ResponseFormat
 from services.frontend.openai_edge.responses.format import PREFIX as ID

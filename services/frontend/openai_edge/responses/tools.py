@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.openai_edge import tools as chat_tools
+from services.frontend.openai_edge.body import tools as chat_tools
 from services.frontend.tool_offer import AUTO, NONE, Offer
 from shared.errors import Unimplemented
 

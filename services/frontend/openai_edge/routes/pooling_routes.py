@@ -19,15 +19,7 @@ from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import pooling
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.input_processor.scoring import Scoring
-from services.frontend.openai_edge.bodies import (
-    ClassifyBody,
-    EmbeddingBody,
-    PooledBody,
-    PoolingBody,
-    RerankBody,
-    ScoreBody,
-)
-from services.frontend.openai_edge.pooling_formats import (
+from services.frontend.openai_edge.answers.pooling_formats import (
     ClassifyFormat,
     EmbeddingFormat,
     PooledFormat,
@@ -35,7 +27,15 @@ from services.frontend.openai_edge.pooling_formats import (
     RerankFormat,
     ScoreFormat,
 )
-from services.frontend.openai_edge.prompts import completion_prompts
+from services.frontend.openai_edge.body.bodies import (
+    ClassifyBody,
+    EmbeddingBody,
+    PooledBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.openai_edge.body.prompts import completion_prompts
 from services.frontend.request import Pooling, Prompt, Sampling
 from services.frontend.request import Request as Asked
 from shared.errors import InvalidArgument

@@ -11,8 +11,8 @@ from services.frontend import reasoning
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.openai_edge import tools
-from services.frontend.openai_edge.bodies import (
+from services.frontend.openai_edge.body import tools
+from services.frontend.openai_edge.body.bodies import (
     BatchBody,
     ChatBody,
     ChatOptions,
@@ -20,11 +20,11 @@ from services.frontend.openai_edge.bodies import (
     GenerationBody,
     StreamOptions,
 )
-from services.frontend.openai_edge.logit_bias import logit_bias
-from services.frontend.openai_edge.logits_processors import logits_processors
-from services.frontend.openai_edge.older_names import GUIDED, older_names
-from services.frontend.openai_edge.output_forms import constraint
-from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
+from services.frontend.openai_edge.body.logit_bias import logit_bias
+from services.frontend.openai_edge.body.logits_processors import logits_processors
+from services.frontend.openai_edge.body.older_names import GUIDED, older_names
+from services.frontend.openai_edge.body.output_forms import constraint
+from services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
 from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented

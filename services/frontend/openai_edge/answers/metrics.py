@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.frontend.generation import Generation
-from services.frontend.openai_edge.requests import AnswerOptions
+from services.frontend.openai_edge.body.requests import AnswerOptions
 
 
 def metrics(options: AnswerOptions, generation: Generation) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.http.body import BodyBounds
-from services.frontend.openai_edge.bodies import LoadAdapterBody, UnloadAdapterBody
+from services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 

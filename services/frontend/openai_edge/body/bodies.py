@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
-from services.frontend.openai_edge.output_forms import ResponseFormat, StructuredOutputsBody
+from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from shared.errors import InvalidArgument
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.

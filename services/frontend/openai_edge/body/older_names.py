@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.frontend.openai_edge.bodies import GenerationBody
-from services.frontend.openai_edge.output_forms import StructuredOutputsBody
+from services.frontend.openai_edge.body.bodies import GenerationBody
+from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from shared.errors import InvalidArgument
 
 GUIDED = ("json", "regex", "choice", "grammar")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend import conversation
-from services.frontend.openai_edge.bodies import ChatOptions, TokenizeBody
+from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 

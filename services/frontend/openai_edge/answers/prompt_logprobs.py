@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.delta import TokenLogprobs
-from services.frontend.openai_edge.logprobs import TokenTexts, as_json, completion_logprobs
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json, completion_logprobs
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], start: int, texts: TokenTexts) -> list[dict[str, Any] | None]:

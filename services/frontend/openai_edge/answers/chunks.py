@@ -10,7 +10,7 @@ from starlette.responses import Response
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.format import BodyFormat
+from services.frontend.openai_edge.answers.format import BodyFormat
 from shared.errors import QuireError
 
 DONE = b"data: [DONE]\n\n"

@@ -18,12 +18,12 @@ from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
-from services.frontend.openai_edge.chat_format import BatchFormat, ChatFormat
-from services.frontend.openai_edge.chunks import Chunks
-from services.frontend.openai_edge.completion_format import CompletionFormat
-from services.frontend.openai_edge.prompt_only import prompt_only
-from services.frontend.openai_edge.requests import (
+from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
+from services.frontend.openai_edge.answers.chunks import Chunks
+from services.frontend.openai_edge.answers.completion_format import CompletionFormat
+from services.frontend.openai_edge.answers.prompt_only import prompt_only
+from services.frontend.openai_edge.body.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from services.frontend.openai_edge.body.requests import (
     AnswerOptions,
     answer_options,
     batch_request,
