@@ -9,15 +9,15 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.messages import REQUESTS
 from services.frontend.bounds.room import Room
-from services.frontend.calls import Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.console.routes import ConsoleRoutes
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge import connections as grpc_connections
 from services.frontend.grpc_edge.bounded_messages import BoundedMessages

@@ -9,10 +9,10 @@ from typing import Any
 from services.frontend.access.access import Access
 from services.frontend.access.shared_use import SharedUse
 from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
-from services.frontend.calls import Calls
+from services.frontend.calls.calls import Calls
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.streams.redis_store import RedisStore
 from services.frontend.streams.store import OnlyHere

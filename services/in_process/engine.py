@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 from services.frontend.grpc_edge import requests, responses
 from services.frontend.grpc_edge.requests import Arrival
 from services.frontend.input_processor.processor import InputProcessor

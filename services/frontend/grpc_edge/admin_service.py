@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
 
-from services.frontend.admission import Admission
-from services.frontend.calls import Call, Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Call, Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.request import Pooling
+from services.frontend.request.request import Pooling
 from services.frontend.tokenizer.encoder import Tokenized
 from shared.columns import u32_bytes
 from shared.errors import InvalidArgument

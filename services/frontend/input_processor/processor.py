@@ -15,7 +15,7 @@ from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTe
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.input_processor.scoring import Scoring
 from services.frontend.input_processor.sentence_texts import NO_READER, Reader
-from services.frontend.request import (
+from services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,
     PairPrompt,

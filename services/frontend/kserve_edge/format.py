@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation
 from services.frontend.kserve_edge import tensors
 from services.frontend.kserve_edge.asked import Asked
 from services.frontend.kserve_edge.tensors import Tensor

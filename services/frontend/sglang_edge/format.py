@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.chunks import DONE, event
 from services.frontend.openai_edge.answers.format import FINISH_REASONS

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from services.frontend.access.access import Caller
-from services.frontend.admission import Admission
-from services.frontend.calls import Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Calls
 from services.frontend.catalogue import Catalogue
-from services.frontend.generation import Aborted, Generation
-from services.frontend.generator import Generator
+from services.frontend.generation.generation import Aborted, Generation
+from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.requests import arrived
 from services.frontend.tokenizer.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from services.frontend.calls import Calls
+from services.frontend.calls.calls import Calls
 from services.frontend.input_processor.processor import InputProcessor
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import sampling_pb2

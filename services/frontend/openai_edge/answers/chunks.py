@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.format import BodyFormat
 from shared.errors import QuireError

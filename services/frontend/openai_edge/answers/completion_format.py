@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.delta import Delta, TokenLogprobs
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation.delta import Delta, TokenLogprobs
+from services.frontend.generation.generation import Generation, Usage
 from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
 from services.frontend.openai_edge.answers.metrics import metrics
 from services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
 from services.frontend.openai_edge.answers.prompt_only import FULL
 from services.frontend.openai_edge.body.requests import AnswerOptions
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 # What vLLM's clients find null in a whole answer.

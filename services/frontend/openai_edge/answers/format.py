@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from services.frontend.delta import Delta, Finish
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Generation, Usage
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.version import VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge.body.requests import AnswerOptions
 
 

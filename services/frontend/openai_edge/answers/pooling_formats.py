@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
 from services.frontend.input_processor.scoring import Scoring, probabilities
 from services.frontend.openai_edge.errors import as_response
 from shared.columns import f32

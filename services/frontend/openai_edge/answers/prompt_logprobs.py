@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.frontend.delta import TokenLogprobs
+from services.frontend.generation.delta import TokenLogprobs
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json, completion_logprobs
 
 

@@ -6,13 +6,13 @@ import orjson
 from starlette.responses import Response
 
 from services.frontend.catalogue import CatalogueEntry
-from services.frontend.delta import Finish
-from services.frontend.generation import Usage
+from services.frontend.generation.delta import Finish
+from services.frontend.generation.generation import Usage
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.chunks import DONE, event
 from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
 from services.frontend.openai_edge.body.requests import AnswerOptions
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
 
 FULL = Finish(FINISH_REASON_LENGTH)

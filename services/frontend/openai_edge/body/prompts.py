@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend import conversation
 from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
-from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.frontend.request import conversation
+from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

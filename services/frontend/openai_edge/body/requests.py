@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend import reasoning
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
@@ -25,7 +24,8 @@ from services.frontend.openai_edge.body.logits_processors import logits_processo
 from services.frontend.openai_edge.body.older_names import GUIDED, older_names
 from services.frontend.openai_edge.body.output_forms import constraint
 from services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
-from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, Request
+from services.frontend.request import reasoning
+from services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.openai_edge.body import tools as chat_tools
-from services.frontend.tool_offer import AUTO, NONE, Offer
+from services.frontend.request.tool_offer import AUTO, NONE, Offer
 from shared.errors import Unimplemented
 
 Json = Mapping[str, Any]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
@@ -31,8 +31,8 @@ from services.frontend.openai_edge.body.requests import (
     completion_request,
 )
 from services.frontend.openai_edge.resumable import Resumable, Worded
-from services.frontend.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
-from services.frontend.request import Request as GeneratorRequest
+from services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
+from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

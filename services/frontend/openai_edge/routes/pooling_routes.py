@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
-from services.frontend.generation import Generation
-from services.frontend.generator import Generator
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
@@ -36,8 +36,8 @@ from services.frontend.openai_edge.body.bodies import (
     ScoreBody,
 )
 from services.frontend.openai_edge.body.prompts import completion_prompts
-from services.frontend.request import Pooling, Prompt, Sampling
-from services.frontend.request import Request as Asked
+from services.frontend.request.request import Pooling, Prompt, Sampling
+from services.frontend.request.request import Request as Asked
 from shared.errors import InvalidArgument
 
 SCORE = ("/score", "/v1/score")

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from services.frontend.admission import Admission
+from services.frontend.calls.admission import Admission
 from shared.errors import Unavailable
 from shared.version import VERSION
 

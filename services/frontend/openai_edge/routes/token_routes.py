@@ -13,7 +13,7 @@ from services.frontend.http.body import BodyBounds
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
 from services.frontend.openai_edge.body.prompts import chat_prompt
-from services.frontend.request import Prompt, TextPrompt
+from services.frontend.request.request import Prompt, TextPrompt
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 

@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Callable, Sequence
 
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
 from shared.errors import Internal, InvalidArgument

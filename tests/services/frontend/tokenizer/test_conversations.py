@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.request import ChatPrompt, Request, Sampling
+from services.frontend.request.request import ChatPrompt, Request, Sampling
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.conversations import conversations as module
 from services.frontend.tokenizer.conversations.conversations import Conversations

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from services.frontend.admission import Admission, Lease
+from services.frontend.calls.admission import Admission, Lease
 from shared.errors import QuireError, ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 

@@ -6,13 +6,13 @@ import asyncio
 import heapq
 from collections import Counter
 
-from services.frontend import call_measures
 from services.frontend.access.access import Access, Caller
-from services.frontend.admission import Admission
-from services.frontend.generation import Generation
-from services.frontend.request import Request
-from services.frontend.traced import trace_end
-from services.frontend.turns import Turns
+from services.frontend.calls import call_measures
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.traced import trace_end
+from services.frontend.calls.turns import Turns
+from services.frontend.generation.generation import Generation
+from services.frontend.request.request import Request
 from shared.errors import QuireError
 from shared.logs import logger
 from shared.metrics.calls import CallMetrics

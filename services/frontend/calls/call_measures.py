@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 from shared.errors import ResourceExhausted
 from shared.metrics.calls import CallMetrics, Tenant
 
 if TYPE_CHECKING:
-    from services.frontend.calls import Call
+    from services.frontend.calls.calls import Call
 
 
 def ended(metrics: CallMetrics, call: Call) -> None:

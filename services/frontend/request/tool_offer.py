@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.request import Tool, ToolUse
+from services.frontend.request.request import Tool, ToolUse
 from shared.errors import InvalidArgument
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-from services.frontend import measures
-from services.frontend.delta import Delta
+from services.frontend.generation import measures
+from services.frontend.generation.delta import Delta
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
@@ -16,7 +16,7 @@ from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request import Request, Sampling
+from services.frontend.request.request import Request, Sampling
 from services.frontend.scheduler_client.placement import Held
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.frontend.delta import Finish
+from services.frontend.generation.delta import Finish
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.sample import Sample
 from shared.metrics.frontend import FrontendMetrics

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shared.tracing import Span
 
 if TYPE_CHECKING:
-    from services.frontend.calls import Call
+    from services.frontend.calls.calls import Call
 
 
 def trace_end(call: Call, span: Span) -> None:

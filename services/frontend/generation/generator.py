@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from services.frontend.calls import Call
+from services.frontend.calls.calls import Call
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.pace import ReaderPace
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, QuireError

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from services.frontend import calls
 from services.frontend.access.access import Access
-from services.frontend.admission import Admission
-from services.frontend.calls import Calls
+from services.frontend.calls import calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Calls
 from services.frontend.input_processor.processor import InputProcessor
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1.sampling_pb2 import SamplingParams
