@@ -72,14 +72,14 @@ GIVES_BACK = frozenset(
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
-ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/loop_delay.py", "/directory/", "/http/protocol.py")
+ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/composition/", "/directory/", "/http/protocol.py")
 
 Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
 
 
 def over_http(path: str, body: dict[str, Any]) -> Ask:
     async def ask(frontend: Running) -> bool:
-        named = {"model": frontend.frontend._catalogue.name} if path == "/v1/messages" else {}
+        named = {"model": frontend.frontend.core.catalogue.name} if path == "/v1/messages" else {}
         try:
             reply = await frontend.http.post(path, json={**named, **body})
         except httpx.TransportError:

@@ -109,7 +109,7 @@ async def test_clients_are_served_under_tls_and_certificates_change_while_it_run
         scheduler(ScriptedScheduler()) as script,
         running(folder, script.address, until_health=(), client_tls=files("first", trustme.CA())) as frontend,
     ):
-        await asyncio.wait_for(frontend.frontend._http.listening(), 60)
+        await asyncio.wait_for(frontend.frontend.http.server.listening(), 60)
         await frontend.until_sessions(1)
         url = f"https://{frontend.frontend.http_address}/v1/models"
         old = trusting("first")

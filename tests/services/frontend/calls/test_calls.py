@@ -61,7 +61,7 @@ async def test_an_answer_over_http(folder: Path, lines: Lines, path: str, stream
     script = ScriptedScheduler(count_up)
     script.num_cached_tokens = 1
     async with scheduler(script), running(folder, script.address) as frontend:
-        model = frontend.frontend._catalogue.name
+        model = frontend.frontend.core.catalogue.name
         body = {**BODIES[path], "model": model, "stream": stream}
         reply = await frontend.http.post(path, json=body, headers=HEADERS)
         assert reply.status_code == 200, reply.text
@@ -183,7 +183,7 @@ async def test_a_fault_is_told_with_its_request_and_answered(
     async with scheduler(script), running(folder, script.address) as frontend:
         with monkeypatch.context() as patch:
             patch.setattr(InputProcessor, "prepare", broken)
-            body = {**BODIES[path], "model": frontend.frontend._catalogue.name, "stream": stream}
+            body = {**BODIES[path], "model": frontend.frontend.core.catalogue.name, "stream": stream}
             reply = await frontend.http.post(path, json=body, headers=HEADERS)
             assert reply.status_code == 500
             assert "internal error" in reply.text

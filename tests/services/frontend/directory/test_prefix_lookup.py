@@ -74,7 +74,7 @@ async def shards(
         await published.holds(two, "worker-c", PROMPT, blocks_of_two)
         async with running(folder, one.address, redis=server.url) as frontend:
             await frontend.until_sessions(2)
-            index = frontend.frontend._redis.directory
+            index = frontend.frontend.redis.directory
             async with asyncio.timeout(60):
                 while index is None or (known := index.index(BLOCK_SIZE)) is None or not known.workers:
                     await asyncio.sleep(0.02)

@@ -57,5 +57,5 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             async with asyncio.timeout(60):
-                while frontend.frontend._admission.num_samples or script.num_running:
+                while frontend.frontend.door.admission.num_samples or script.num_running:
                     await asyncio.sleep(0.002)
