@@ -14,7 +14,7 @@ from services.worker.attach import hello
 from services.worker.attach.administration import Administration
 from services.worker.attach.session import Session
 from services.worker.attach.status import Status
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine.engine import Engine
 from services.worker.kv_transfer.fetcher import Fetcher

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.ending import Reason
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32

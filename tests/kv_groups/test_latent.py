@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.kv.layout import KVLayout
 from shared.errors import InvalidArgument, QuireError
 from shared.kv.kv_specs import FULL, Latent, Window

@@ -10,7 +10,7 @@ import pytest
 
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from shared.errors import InvalidArgument
 from shared.kv.kv_specs import FULL, State
 from shared.settings import WorkerSettings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.kv import block_hash

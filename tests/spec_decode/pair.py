@@ -22,7 +22,7 @@ from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
 from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared

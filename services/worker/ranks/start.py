@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.hosts import node

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from quire.bench.workload import shapes
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.replica import Replica
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
