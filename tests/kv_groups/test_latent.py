@@ -3,7 +3,6 @@ the cache is a fraction of what every head's own keys and values take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,13 @@ from shared.kv.kv_specs import FULL, Latent, Window
 from shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models
-from tests.kv_groups.models import greedy
+from tests.kv_groups.models import Make, greedy
 from tests.kv_groups.test_windows import pair, prompt
-from tests.services.worker.checkpoints import Checkpoint
 from tests.spec_decode.pair import Pair
 
-Make = Callable[[str], Checkpoint]
 FAMILIES = ("deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": False}
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    found: dict[str, Checkpoint] = {}
-
-    def get(family: str) -> Checkpoint:
-        if family not in found:
-            found[family] = models.checkpoints.make(family, tmp_path_factory.mktemp(family))
-        return found[family]
-
-    return get
 
 
 @families
