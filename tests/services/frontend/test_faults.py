@@ -218,9 +218,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_behind(frontend: Running) -> dict[str, Any]:
     """What is held for requests, by kind; only what is not zero."""
     parts = frontend.frontend
-    client, admission = parts._client, parts._admission
+    client, admission = parts.core.client, parts.door.admission
     sessions = client._sessions
-    pace = parts._generator._pace
+    pace = parts.core.generator._pace
     held = {
         "places": admission.num_samples,
         "tokens": admission.num_tokens,
@@ -229,7 +229,7 @@ def left_behind(frontend: Running) -> dict[str, Any]:
         "waiting": len(client._room) + len(client._room._stay_of),
         "refused": len(client._refused) + len(client._refused._stay_of),
         "writing": pace._num_writing + len(pace._waiting),
-        "turns": len(parts._calls.turns._waiting),
+        "turns": len(parts.door.calls.turns._waiting),
     }
     return {kind: number for kind, number in held.items() if number}
 
