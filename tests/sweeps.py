@@ -19,7 +19,7 @@ SWEEPS = {
     "sweep": (
         "tests/kernels/triton/",
         "tests/kernels/cpu/test_build.py",
-        "tests/kernels/test_reference_attention.py",
+        "tests/kernels/reference/test_attention.py",
         "tests/batch_invariance/",
         "tests/services/worker/runner/test_batch_invariance.py",
         "tests/services/worker/models/test_logits.py",

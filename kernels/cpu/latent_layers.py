@@ -1,4 +1,4 @@
-"""Latent attention on the compiled library. Meaning, shapes and dtypes: kernels/reference/latent_attention.py."""
+"""Latent attention on the compiled library. Meaning and shapes: kernels/reference/attention/latent_attention.py."""
 
 from __future__ import annotations
 

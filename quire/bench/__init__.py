@@ -1,1 +1,1 @@
-"""`quire bench`: what Quire costs and carries. One module a mode; measuring, loads and reports are shared."""
+"""`quire bench`: what Quire costs and carries. A module a mode; the rest is shared by them."""

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from quire.bench import adapters, arrivals, clients, service_cpu, step_times, workloads
-from quire.bench.arrivals import Arrivals
-from quire.bench.clients import Caller, Clients, Progress
-from quire.bench.grpc_calls import GrpcCaller
-from quire.bench.http_calls import HttpCaller, served_model
+from quire.bench.load_client import arrivals, clients
+from quire.bench.load_client.arrivals import Arrivals
+from quire.bench.load_client.clients import Caller, Clients, Progress
+from quire.bench.load_client.grpc_calls import GrpcCaller
+from quire.bench.load_client.http_calls import HttpCaller, served_model
+from quire.bench.load_client.timing import Outcome
+from quire.bench.measuring import service_cpu, step_times
 from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
-from quire.bench.timing import Outcome
-from quire.bench.workloads import Workload
+from quire.bench.workload import adapters, workloads
+from quire.bench.workload.workloads import Workload
 from quire.cli.flags import human_int
 from shared.errors import InvalidArgument, Unavailable
 

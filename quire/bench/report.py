@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.bench import machine
+from quire.bench.measuring import machine
 from shared.errors import InvalidArgument
 
 Value = float | int | str

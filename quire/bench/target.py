@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.bench import adapters, http_calls, shapes
+from quire.bench.load_client import http_calls
+from quire.bench.workload import adapters, shapes
 from quire.cli import up
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions

@@ -5,26 +5,27 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from quire.bench import machine, report
+from quire.bench import report
+from quire.bench.measuring import machine
 
 # name -> (module, what it measures)
 MODES = {
-    "throughput": ("quire.bench.throughput", "all requests at once, answers whole: tokens per second"),
-    "serve": ("quire.bench.serve", "streams over gRPC and the OpenAI API: latencies and tokens per second"),
-    "latency": ("quire.bench.latency", "one stream: latency by token, and where the time of a step goes"),
-    "embed": ("quire.bench.embed", "vectors of many inputs at once: inputs and tokens per second"),
-    "startup": ("quire.bench.startup", "from the command to the ready line and to the first token"),
-    "restart": ("quire.bench.restart", "prompts that come back to a worker that was killed and started again"),
-    "scheduler": ("quire.bench.scheduler", "microseconds of planning a step, without workers"),
+    "throughput": ("quire.bench.modes.throughput", "all requests at once, answers whole: tokens per second"),
+    "serve": ("quire.bench.modes.serve", "streams over gRPC and the OpenAI API: latencies and tokens per second"),
+    "latency": ("quire.bench.modes.latency", "one stream: latency by token, and where the time of a step goes"),
+    "embed": ("quire.bench.modes.embed", "vectors of many inputs at once: inputs and tokens per second"),
+    "startup": ("quire.bench.modes.startup", "from the command to the ready line and to the first token"),
+    "restart": ("quire.bench.modes.restart", "prompts that come back to a worker that was killed and started again"),
+    "scheduler": ("quire.bench.modes.scheduler", "microseconds of planning a step, without workers"),
     "placement": (
-        "quire.bench.placement",
+        "quire.bench.modes.placement",
         "where conversations go: hit rate and latency by placement, simulated workers",
     ),
-    "roles": ("quire.bench.roles", "prompts computed apart from what decodes, against workers that do both"),
-    "speculation": ("quire.bench.speculation", "the same questions with every way of drafting, and without"),
-    "structured": ("quire.bench.structured", "answers under a schema each, and the same requests without"),
-    "soak": ("quire.bench.soak", "a mixed load with cancels, broken connections and killed workers: what grows"),
-    "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
+    "roles": ("quire.bench.modes.roles", "prompts computed apart from what decodes, against workers that do both"),
+    "speculation": ("quire.bench.modes.speculation", "the same questions with every way of drafting, and without"),
+    "structured": ("quire.bench.modes.structured", "answers under a schema each, and the same requests without"),
+    "soak": ("quire.bench.modes.soak", "a mixed load with cancels, broken connections and killed workers: what grows"),
+    "kernels": ("quire.bench.modes.kernels", "the benches beside the kernels"),
 }
 
 

@@ -7,7 +7,8 @@ import functools
 import importlib
 
 from quire.cli.flags import add_settings
-from shared import lifecycle, model_hub
+from shared.models import model_hub
+from shared.process import lifecycle
 from shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 

@@ -14,7 +14,7 @@ from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
 from quire.cluster import Cluster, ClusterOptions, GivenUp
 from shared import logs
-from shared.lifecycle import EXIT_FORCED
+from shared.process.lifecycle import EXIT_FORCED
 from shared.settings import SERVICES, Settings
 
 # Decided by the launcher.

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared import ports, secret_file
+from shared import ports
+from shared.security import secret_file
 
 LOOPBACK = "127.0.0.1"
 

@@ -13,8 +13,9 @@ from quire import bundled
 from quire.cluster import gpus, tied
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
-from shared import model_hub, model_identity, secret_file
 from shared.errors import InvalidArgument
+from shared.models import model_hub, model_identity
+from shared.security import secret_file
 from shared.settings import SERVICES
 from shared.settings.base import is_secret
 

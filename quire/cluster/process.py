@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from quire.cluster.options import RedisSpec, Spec
 from quire.cluster.restarts import Restarts
-from shared.lifecycle import PARENT_PIPE_VARIABLE
+from shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 

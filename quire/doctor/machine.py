@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.bench.machine import GIB
+from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, warning
 
 OLDEST_PYTHON = (3, 11)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 from services.frontend.grpc_edge import requests, responses
 from services.frontend.grpc_edge.requests import Arrival
 from services.frontend.input_processor.processor import InputProcessor
@@ -29,9 +29,10 @@ from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submissions import SequenceFactory
 from services.worker.models.loading.weights import NewWeights, as_tensors
 from services.worker.structured.backends import chosen
-from shared import block_hash, model_identity
 from shared.errors import Internal, InvalidArgument, QuireError
+from shared.kv import block_hash
 from shared.metrics.frontend import FrontendMetrics
+from shared.models import model_identity
 from shared.pb.common.v1 import model_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.pb.inference.v1 import inference_pb2 as pb

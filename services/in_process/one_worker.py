@@ -16,7 +16,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload, complete
 from services.scheduler.policies import find_policy
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.models.loading.weights import NewWeights
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared

@@ -19,8 +19,8 @@ from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 

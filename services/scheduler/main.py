@@ -19,18 +19,19 @@ from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.replicas import worker_service
 from services.scheduler.status import Status
-from shared import lifecycle, logs, prefix_index
-from shared.liveness import Liveness
+from shared import logs, prefix_index
 from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.process import lifecycle
+from shared.process.liveness import Liveness
+from shared.process.supervision import restarted
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
 from shared.rpc.trust import Door, check_exposure
 from shared.settings import SchedulerSettings
-from shared.supervision import restarted
 from shared.tracing import open_traces
 
 SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)

@@ -9,8 +9,9 @@ from pathlib import Path
 from kernels.cpu import first_start
 from services.worker.models.registry import check_config
 from services.worker.warmup import ahead, compile_process
-from shared import lifecycle, logs
-from shared.model_identity import read_config
+from shared import logs
+from shared.models.model_identity import read_config
+from shared.process import lifecycle
 from shared.settings import WorkerSettings
 
 log = logs.logger("worker.main")

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from services.worker.ranks.start import run_node
-from shared import lifecycle
+from shared.process import lifecycle
 from shared.settings import WorkerSettings
 
 

@@ -14,7 +14,7 @@ from services.worker.attach import hello
 from services.worker.attach.administration import Administration
 from services.worker.attach.session import Session
 from services.worker.attach.status import Status
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine.engine import Engine
 from services.worker.kv_transfer.fetcher import Fetcher
@@ -34,19 +34,21 @@ from services.worker.sampling import logits_processors
 from services.worker.structured.backends import chosen
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.warmup.compile_process import CompileProcess
-from shared import kv_wire, lifecycle, logs, plugins
-from shared.liveness import Liveness
+from shared import logs, plugins
+from shared.kv import kv_wire
 from shared.metrics import base
 from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process import lifecycle
+from shared.process.liveness import Liveness
+from shared.process.supervision import restarted, vital
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler, Door
 from shared.settings import WorkerSettings
-from shared.supervision import restarted, vital
 
 HEALTH_INTERVAL_S = 0.5
 COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment

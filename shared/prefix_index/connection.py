@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from shared.errors import InvalidArgument
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings.tls import NO_TLS, Tls
 
 # Nobody waits for Redis: an answer that takes longer than this is no answer.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.block_hash import page_name
-from shared.kv_retention import Retention, longest_match, retention_of
-from shared.kv_specs import FULL, Window
+from shared.kv.block_hash import page_name
+from shared.kv.kv_retention import Retention, longest_match, retention_of
+from shared.kv.kv_specs import FULL, Window
 from shared.prefix_index.keys import BlockKeys, RegistryKeys, member
 
 # Blocks are evicted tail first, so what a worker holds of a prompt is a prefix, and its length is found by bisection: 7

@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shared import secret_file
 from shared.errors import FailedPrecondition
+from shared.security import secret_file
 from shared.settings.base import LOOPBACK
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"

@@ -13,7 +13,7 @@ from shared.rpc import admin_pass
 from shared.rpc.admin_pass import AdminPass
 from shared.rpc.guard import CallGuard, bearer
 from shared.rpc.server import Server
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings import NO_TLS, Settings
 from shared.settings.base import LOOPBACK
 

@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 import grpc.aio
 
 from shared.errors import QuireError, transport
-from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.process.lifecycle import Shutdown
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from shared.security.tls import channel_credentials
 from shared.settings.tls import NO_TLS, Tls
-from shared.tls import channel_credentials
 
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few

@@ -14,8 +14,8 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import grpc.aio
 
 from shared.errors import Unavailable
+from shared.process.supervision import is_asked_to_end
 from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
-from shared.supervision import is_asked_to_end
 
 READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
 

@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from shared import ports
 from shared.errors import FailedPrecondition
 from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
+from shared.security.tls import server_credentials
 from shared.settings.tls import NO_TLS, Tls
-from shared.tls import server_credentials
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from shared.errors import InvalidArgument
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings.tls import NO_TLS, Tls
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("services", "shared")
-OWNERS = {"shared/supervision.py", "shared/lifecycle.py"}
+OWNERS = {"shared/process/supervision.py", "shared/process/lifecycle.py"}
 GROUPS = {
     "services/frontend/kserve_edge/service.py",
     "services/frontend/offline/runner.py",
@@ -28,7 +28,7 @@ THREADS = {  # each with what sees its end
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
     "shared/logs.py": "the count of lines that were left out",
     "shared/metrics/base.py": "the scrape, which fails",
-    "shared/watchdog.py": "nobody: it reads one number and ends the process",
+    "shared/process/watchdog.py": "nobody: it reads one number and ends the process",
 }
 
 
@@ -47,7 +47,7 @@ def calls() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["create_task", "ensure_future", "run_coroutine_threadsafe"])
 def test_tasks_are_started_by_those_who_look_at_their_end(name: str) -> None:
     starters = {file for file, called in calls() if called == name}
-    assert starters <= OWNERS | GROUPS, f"use shared.supervision.Tasks instead of {name}"
+    assert starters <= OWNERS | GROUPS, f"use shared.process.supervision.Tasks instead of {name}"
 
 
 def test_tasks_of_a_group_are_all_that_is_started_there() -> None:

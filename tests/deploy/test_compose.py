@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings import FrontendSettings, Settings, WorkerSettings
 from shared.version import VERSION
 from tests.deploy import dockerfile, service

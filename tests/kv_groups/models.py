@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quire import bundled
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 
+Make = Callable[[str], Checkpoint]
 WINDOW = 9
 ALTERNATING = {
     "num_hidden_layers": 4,
@@ -32,7 +34,8 @@ RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path) -> Checkpoint:
-    family, config = RANDOM[name]
+    """`name`: one of RANDOM, or a family as it is."""
+    family, config = RANDOM.get(name, (name, {}))
     return checkpoints.make(family, folder, **config)
 
 

@@ -3,26 +3,24 @@ on from a saved state finds the one that the known tokens have left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from services.scheduler.core.ending import Reason
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
+from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import pair, prompt
-from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.spec_decode.pair import Pair
 
-Make = Callable[[str], Checkpoint]
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
 families = pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid", "falcon-h1"])
 
@@ -44,18 +42,6 @@ class Knowing(HostProposer):
         wrong = np.arange(begin, begin + len(drafts)) % 5 == 0
         drafts[wrong] = (drafts[wrong] + 1) % VOCAB_SIZE
         return drafts
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    found: dict[str, Checkpoint] = {}
-
-    def get(family: str) -> Checkpoint:
-        if family not in found:
-            found[family] = checkpoints.make(family, tmp_path_factory.mktemp(family))
-        return found[family]
-
-    return get
 
 
 def drafting(checkpoint: Checkpoint, prompts: list[list[int]], max_tokens: int, **core: Any) -> Pair:

@@ -3,7 +3,6 @@ the cache is a fraction of what every head's own keys and values take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,20 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.kv.layout import KVLayout
 from shared.errors import InvalidArgument, QuireError
-from shared.kv_specs import FULL, Latent, Window
+from shared.kv.kv_specs import FULL, Latent, Window
 from shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models
-from tests.kv_groups.models import greedy
+from tests.kv_groups.models import Make, greedy
 from tests.kv_groups.test_windows import pair, prompt
-from tests.services.worker.checkpoints import Checkpoint
 from tests.spec_decode.pair import Pair
 
-Make = Callable[[str], Checkpoint]
 FAMILIES = ("deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": False}
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    found: dict[str, Checkpoint] = {}
-
-    def get(family: str) -> Checkpoint:
-        if family not in found:
-            found[family] = models.checkpoints.make(family, tmp_path_factory.mktemp(family))
-        return found[family]
-
-    return get
 
 
 @families

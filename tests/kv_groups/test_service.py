@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire import LLM, SamplingParams
-from quire.bench import shapes
+from quire.bench.workload import shapes
 from tests.kv_groups import models
 from tests.services.worker.checkpoints import VOCAB_SIZE
 from tests.services.worker.spec_decode import test_mtp

@@ -3,38 +3,22 @@ found in the cache, preempted, and cancelled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, State
+from shared.kv.kv_specs import FULL, State
 from shared.settings import WorkerSettings
-from tests.kv_groups.models import confirmed
+from tests.kv_groups.models import Make, confirmed
 from tests.kv_groups.test_windows import pair, prompt
-from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import RECURRENT_FAMILIES, Checkpoint
 from tests.spec_decode.pair import Answer, Pair
 
-Make = Callable[[str], Checkpoint]
 families = pytest.mark.parametrize("family", RECURRENT_FAMILIES)
 SIZES = {"block_size": 8, "max_num_batched_tokens": 20, "num_blocks": 300}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    found: dict[str, Checkpoint] = {}
-
-    def get(family: str) -> Checkpoint:
-        if family not in found:
-            found[family] = checkpoints.make(family, tmp_path_factory.mktemp(family))
-        return found[family]
-
-    return get
 
 
 def check(checkpoint: Checkpoint, answers: list[Answer], count: int) -> None:

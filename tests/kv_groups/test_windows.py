@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,22 @@ import pytest
 import torch
 
 from services.scheduler.core.sequence import Family
-from services.worker.build import build_replica
-from shared import block_hash, columns
+from services.worker.building.build import build_replica
+from shared import columns
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, Window
+from shared.kv import block_hash
+from shared.kv.kv_specs import FULL, Window
 from shared.settings import WorkerSettings
 from tests.kv_groups import models
-from tests.kv_groups.models import WINDOW, greedy
+from tests.kv_groups.models import WINDOW, Make, greedy
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.spec_decode.pair import Pair, build
 
-Make = Callable[[str], Checkpoint]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 SMALL: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 8, "num_blocks": 400}
 
 names = pytest.mark.parametrize("name", models.RANDOM)
 backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    found: dict[str, Checkpoint] = {}
-
-    def get(name: str) -> Checkpoint:
-        if name not in found:
-            found[name] = models.make(name, tmp_path_factory.mktemp(name))
-        return found[name]
-
-    return get
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

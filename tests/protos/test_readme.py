@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 from shared.pb.worker.v1 import worker_pb2
 
 README = Path(__file__).resolve().parents[2] / "protos" / "README.md"

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from shared.errors import Unavailable
-from shared.lifecycle import first
+from shared.process.lifecycle import first
 from shared.rpc.duplex import Duplex
 from shared.rpc.silence import SILENCE_FACTOR
 

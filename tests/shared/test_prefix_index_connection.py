@@ -17,10 +17,10 @@ import redis
 import trustme
 
 from services.scheduler.prefix_directory.registry import Registry
-from shared import secret_file
 from shared.errors import InvalidArgument
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
 from shared.prefix_index.keys import member
+from shared.security import secret_file
 from shared.settings import Tls
 from tests.redis_server import RedisServer
 

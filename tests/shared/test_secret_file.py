@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shared import secret_file
 from shared.errors import InvalidArgument
-from shared.secret_file import SecretFile
+from shared.security import secret_file
+from shared.security.secret_file import SecretFile
 
 FIRST, SECOND = "a" * 32, "b" * 32
 

@@ -22,11 +22,12 @@ from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
 from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared import block_hash, columns
+from shared import columns
+from shared.kv import block_hash
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings

@@ -1,4 +1,5 @@
-// Recurrent layers (kernels/reference/short_convolution.py, gated_delta_rule.py, state_space_scan.py, gated_norm.py).
+// Recurrent layers (kernels/reference/recurrent: short_convolution.py, gated_delta_rule.py, state_space_scan.py,
+// gated_norm.py).
 //
 // A state is a matrix whose columns, one for each element of the values, have nothing to do with each other: a piece of
 // work is a row of the step, one of its heads and COLUMNS of these. It copies its part of the state out of the page,

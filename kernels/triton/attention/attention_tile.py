@@ -66,7 +66,7 @@ def load_tile(
 
 @triton.jit
 def to_cache(x, dtype: tl.constexpr):
-    """x as it is stored; what is too large for 8 bits is cut (kernels/reference/kv_dtype.py)."""
+    """x as it is stored; what is too large for 8 bits is cut (kernels/reference/attention/kv_dtype.py)."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)

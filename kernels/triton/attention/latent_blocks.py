@@ -1,7 +1,7 @@
-"""Latent attention over blocks (kernels/reference/latent_attention.py): single rows split along the keys, and chunks.
+"""Latent attention over blocks (kernels/reference/attention/latent_attention.py): single rows, and chunks.
 
-The rows of a tile are query heads, in a chunk those of some tokens: as all of them meet the same vectors, a tile of
-those is loaded once, as keys and as values.
+Single rows are split along the keys. The rows of a tile are query heads, in a chunk those of some tokens: as all of
+them meet the same vectors, a tile of those is loaded once, as keys and as values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gumbel noise as a function of (seed, position, token): kernels/reference/noise.py word for word."""
+"""Gumbel noise as a function of (seed, position, token): kernels/reference/sampling/noise.py word for word."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_keys(seed, position):
 
 @triton.jit
 def _uniform(key0, key1, tokens):
-    """v of kernels/reference/noise.py."""
+    """v of kernels/reference/sampling/noise.py."""
     word = _mix(_mix(tokens.to(tl.uint32) * 0x9E3779B1 + key0) ^ key1)
     return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from services.frontend.access.account import Account
 from services.frontend.access.key import Key, digest
 from services.frontend.access.sources import Source
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from shared.errors import PermissionDenied, QuireError, Unauthenticated
 from shared.metrics.frontend import FrontendMetrics
 from shared.rpc.guard import bearer

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from services.frontend.access.key import Digest, Key, digest, read_key
 from shared.errors import InvalidArgument
 from shared.logs import logger
-from shared.private_file import PrivateFile, Unusable
+from shared.security.private_file import PrivateFile, Unusable
 
 log = logger("access")
 

@@ -10,12 +10,12 @@ import orjson
 from starlette.responses import Response
 
 from services.frontend.anthropic_edge import errors
-from services.frontend.conversation import call_arguments
-from services.frontend.delta import Delta, Finish
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.request import Request
+from services.frontend.request.conversation import call_arguments
+from services.frontend.request.request import Request
 from shared.errors import QuireError
 from shared.pb.common.v1 import finish_pb2
 

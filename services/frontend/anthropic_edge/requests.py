@@ -7,15 +7,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend import reasoning
 from services.frontend.anthropic_edge import tools
 from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody, OutputConfig
 from services.frontend.anthropic_edge.turns import turns
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.request import ChatPrompt, Request
+from services.frontend.request import reasoning
+from services.frontend.request.request import ChatPrompt, Request
+from services.frontend.request.tool_offer import Offer
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from services.frontend.tool_offer import Offer
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 

@@ -10,7 +10,7 @@ from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from services.frontend.anthropic_edge.format import MessageFormat
 from services.frontend.anthropic_edge.requests import count_prompt, messages_request
 from services.frontend.catalogue import Catalogue
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds

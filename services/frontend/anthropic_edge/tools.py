@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.request import Tool
-from services.frontend.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
+from services.frontend.request.request import Tool
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
 from shared.errors import InvalidArgument, Unimplemented
 
 MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from services.frontend import conversation
 from services.frontend.anthropic_edge.bodies import MessageBody
+from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Block = Mapping[str, Any]

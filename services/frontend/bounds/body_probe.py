@@ -17,8 +17,8 @@ from typing import Any
 
 from services.frontend.bounds import json_body, json_scan, long_ids, messages, wire_scan
 from services.frontend.bounds.room import Room
-from shared.child import answer_all
 from shared.errors import InvalidArgument
+from shared.process.child import answer_all
 from shared.settings.request_limits import RequestLimits
 
 JSON = "JSON"

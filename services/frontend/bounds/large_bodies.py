@@ -19,9 +19,9 @@ from services.frontend.bounds.heavy import HEAVY_BYTES
 from services.frontend.bounds.room import Room
 from services.frontend.bounds.spool import Spool
 from services.frontend.bounds.turns import SmallestFirst
-from shared.child import Child, ChildEnded
 from shared.errors import Internal, InvalidArgument
 from shared.logs import logger
+from shared.process.child import Child, ChildEnded
 from shared.settings.request_limits import RequestLimits
 
 log = logger("large bodies")

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.frontend.bounds import counts
 from services.frontend.bounds.room import Room
-from services.frontend.request import ChatPrompt, PairPrompt, Request, TextPrompt
+from services.frontend.request.request import ChatPrompt, PairPrompt, Request, TextPrompt
 from shared import structured_output
 from shared.settings.request_limits import RequestLimits
 

@@ -15,7 +15,7 @@ from services.frontend.scheduler_client.sequence import Work
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.prefix_index import PrefixReader, WorkerEntry
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("directory")
 

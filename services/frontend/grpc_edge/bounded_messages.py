@@ -15,7 +15,7 @@ from services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
 from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.calls import Calls
+from services.frontend.calls.calls import Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.frontend import conversation
-from services.frontend.request import Tool
-from services.frontend.tool_offer import AUTO, NONE, REQUIRED, Offer, as_shown, new_tool, offer
+from services.frontend.request import conversation
+from services.frontend.request.request import Tool
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, as_shown, new_tool, offer
 from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.frontend.calls import Call, Calls
+from services.frontend.calls.calls import Call, Calls
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from services.frontend import reasoning
 from services.frontend.grpc_edge import conversations
 from services.frontend.grpc_edge.errors import Context
 from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.request import (
+from services.frontend.request import reasoning
+from services.frontend.request.request import (
     BeamSearch,
     ChatPrompt,
     Prompt,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.frontend.catalogue import CatalogueEntry
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from shared.pb.common.v1 import finish_pb2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from services.frontend.calls import Call
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
+from services.frontend.calls.calls import Call
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
 from services.frontend.grpc_edge import requests, responses
 from services.frontend.grpc_edge.errors import Context
 from services.frontend.grpc_edge.requests import Arrival
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Remade, Remake, Streams
 from services.frontend.tokenizer.generation_config import GenerationDefaults

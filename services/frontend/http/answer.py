@@ -9,14 +9,14 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.calls import Call
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
-from services.frontend.generator import Generator
+from services.frontend.calls.calls import Call
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generator import Generator
 from services.frontend.http.as_sent import as_sent
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import CALL
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from shared.errors import Internal, QuireError
 from shared.logs import logger
 

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from services.frontend.access.access import Access
-from services.frontend.admission import Admission
 from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
-from services.frontend.calls import Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Calls
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
 from services.frontend.http.door import Door

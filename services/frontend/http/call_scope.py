@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.calls import Call, Calls
+from services.frontend.calls.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, request_id_headers, sent_id, traceparent
 from shared.errors import Internal, QuireError
 from shared.logs import logger

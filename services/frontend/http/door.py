@@ -8,8 +8,8 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.admission import Admission
-from services.frontend.calls import Call, Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
 from services.frontend.http.protocol import Written
 from shared.errors import QuireError

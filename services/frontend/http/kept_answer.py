@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Send
 
-from services.frontend.calls import Call
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
+from services.frontend.calls.calls import Call
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
 from services.frontend.http.answer import EVENTS, Format, Words, WorkingResponse
 from services.frontend.streams.stream import Piece, Stream
 from services.frontend.streams.streams import Streams

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.access.access import Access
-from services.frontend.calls import Call
+from services.frontend.calls.calls import Call
 from services.frontend.console import routes as console
 from services.frontend.http.headers import CALL, Headers
 from shared.errors import QuireError

@@ -13,8 +13,8 @@ from services.frontend.http.app import Face
 from services.frontend.http.connections import Connections
 from services.frontend.http.protocol import guarded
 from shared import ports
+from shared.security.tls import server_context
 from shared.settings.tls import Tls
-from shared.tls import server_context
 
 # Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
 # bound (net.core.somaxconn) is 4096 as a rule.
@@ -25,7 +25,7 @@ ACCEPTED_AT_ONCE = 64
 
 
 class _Uvicorn(uvicorn.Server):
-    """SIGTERM belongs to shared.lifecycle."""
+    """SIGTERM belongs to shared.process.lifecycle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 from services.frontend.input_processor.rule import Rule
-from services.frontend.request import BeamSearch, Sampling
+from services.frontend.request.request import BeamSearch, Sampling
 from shared.errors import InvalidArgument
 
 MAX_BEAMS = 128

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
-from shared.child import Child, ChildEnded
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
+from shared.process.child import Child, ChildEnded
 from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 

@@ -18,9 +18,9 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from shared import structured_output
-from shared.child import LENGTH_BYTES, answer_all
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
+from shared.process.child import LENGTH_BYTES, answer_all
 from shared.structured_output import backends
 from shared.structured_output.backends import LLGUIDANCE
 from shared.structured_output.literals import Specials

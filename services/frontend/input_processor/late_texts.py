@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from services.frontend.tokenizer.encoder import Tokenized
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
-from shared.late_interaction import LateInteraction
+from shared.models.late_interaction import LateInteraction
 
 QUERY, DOCUMENT = "query", "document"  # names of prompts
 MASK = ("[MASK]", "<mask>")

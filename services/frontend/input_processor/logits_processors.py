@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 from shared import inner_json
 from shared.errors import InvalidArgument
 

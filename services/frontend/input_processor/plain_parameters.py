@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.frontend.input_processor.rule import Rule
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 
 
 @dataclass(frozen=True, slots=True)

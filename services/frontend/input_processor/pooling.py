@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.request import Pooling
+from services.frontend.request.request import Pooling
 from services.frontend.tokenizer.encoder import Tokenized
-from shared.adapter_contents import AdapterId
 from shared.columns import u32_bytes
 from shared.errors import InvalidArgument
+from shared.models.adapter_contents import AdapterId
 from shared.pb.common.v1 import pooling_pb2
 from shared.pb.common.v1.pooling_pb2 import PoolingParams
 from shared.pb.worker.v1.worker_pb2 import SequenceParams

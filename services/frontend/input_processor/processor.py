@@ -15,7 +15,7 @@ from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTe
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.input_processor.scoring import Scoring
 from services.frontend.input_processor.sentence_texts import NO_READER, Reader
-from services.frontend.request import (
+from services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,
     PairPrompt,
@@ -32,10 +32,11 @@ from services.frontend.scheduler_client.sequence import Work
 from services.frontend.scheduler_client.submission import KV_PRIORITIES
 from services.frontend.tokenizer.encoder import Tokenized
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import adapter_contents, block_hash
-from shared.adapter_contents import AdapterId
 from shared.columns import i32, i32_bytes, u32_bytes
 from shared.errors import InvalidArgument, NotFound, Unimplemented
+from shared.kv import block_hash
+from shared.models import adapter_contents
+from shared.models.adapter_contents import AdapterId
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1.worker_pb2 import SequenceParams
 from shared.settings.request_limits import RequestLimits

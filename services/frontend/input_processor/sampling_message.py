@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from services.frontend.request import BeamSearch, RepetitionDetection, Sampling
+from services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 

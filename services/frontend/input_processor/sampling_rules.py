@@ -10,7 +10,7 @@ from typing import Any
 
 from services.frontend.input_processor import beam_rules, plain_parameters
 from services.frontend.input_processor.rule import Rule
-from services.frontend.request import RepetitionDetection, Sampling
+from services.frontend.request.request import RepetitionDetection, Sampling
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 from shared.greedy import is_greedy

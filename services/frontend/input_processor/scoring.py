@@ -10,7 +10,7 @@ import numpy as np
 
 from services.frontend.input_processor.late_texts import LateTexts
 from services.frontend.input_processor.pooling import ALL
-from services.frontend.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
+from services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
 from shared.columns import F32, f32
 from shared.errors import InvalidArgument
 

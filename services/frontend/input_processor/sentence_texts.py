@@ -9,9 +9,9 @@ from typing import Any
 
 from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import encoder_names
 from shared.errors import InvalidArgument
-from shared.sentence_transformers import SentenceModel, read_sentence_model, scores_as_they_are
+from shared.models import encoder_names
+from shared.models.sentence_transformers import SentenceModel, read_sentence_model, scores_as_they_are
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from services.frontend.bounds.room import Room
 from services.frontend.http.headers import CallHeaders
 from services.frontend.kserve_edge import tensors
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.bodies import CompletionBody
-from services.frontend.openai_edge.requests import completion_request
-from services.frontend.request import Request
+from services.frontend.openai_edge.body.bodies import CompletionBody
+from services.frontend.openai_edge.body.requests import completion_request
+from services.frontend.request.request import Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, NotFound
 from shared.settings.request_limits import RequestLimits

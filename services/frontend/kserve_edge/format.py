@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation
 from services.frontend.kserve_edge import tensors
 from services.frontend.kserve_edge.asked import Asked
 from services.frontend.kserve_edge.tensors import Tensor
-from services.frontend.openai_edge.format import FINISH_REASONS
-from services.frontend.openai_edge.logprobs import TokenTexts, as_json
+from services.frontend.openai_edge.answers.format import FINISH_REASONS
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
 
 UNFINISHED = b"None"  # what the vLLM backend writes
 

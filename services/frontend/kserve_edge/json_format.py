@@ -7,17 +7,17 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
-from services.frontend.generator import Generator
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generator import Generator
 from services.frontend.http.answer import Answer
 from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.chunks import event
-from services.frontend.openai_edge.logprobs import TokenTexts
-from services.frontend.request import Request
+from services.frontend.openai_edge.answers.chunks import event
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
+from services.frontend.request.request import Request
 from shared.errors import QuireError
 
 Json = dict[str, Any]

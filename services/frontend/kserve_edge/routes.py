@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from services.frontend.bounds.room import Room
 from services.frontend.catalogue import Catalogue
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds, behind_json
@@ -23,8 +23,8 @@ from services.frontend.kserve_edge.bodies import GenerateBody, InferBody
 from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
 from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
 from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.logprobs import TokenTexts
-from services.frontend.request import Request as Asking
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
+from services.frontend.request.request import Request as Asking
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unavailable
 from shared.settings.request_limits import RequestLimits

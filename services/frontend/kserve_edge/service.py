@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from services.frontend.bounds.room import Room
-from services.frontend.calls import Calls
+from services.frontend.calls.calls import Calls
 from services.frontend.catalogue import Catalogue
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge.errors import Context, abort, answering
 from services.frontend.http.headers import TENANT, CallHeaders
 from services.frontend.kserve_edge import tensors
 from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
 from services.frontend.kserve_edge.format import Answers
-from services.frontend.openai_edge.logprobs import TokenTexts
-from services.frontend.request import Request
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
+from services.frontend.request.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, NotFound, QuireError
 from shared.metrics.frontend import FrontendMetrics

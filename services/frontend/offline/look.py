@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from shared import batch_lines
-from shared.priority import step_back
+from shared.process.priority import step_back
 
 
 def main(path: str, endpoint: str) -> None:

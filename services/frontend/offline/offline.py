@@ -16,8 +16,8 @@ from services.frontend.offline.files import FileStore
 from services.frontend.offline.inner_calls import InnerCalls
 from services.frontend.offline.routes import OfflineRoutes
 from services.frontend.offline.runner import BatchRunner, Means
+from shared.process.supervision import restarted
 from shared.settings.frontend import FrontendSettings
-from shared.supervision import restarted
 
 
 class Offline:

@@ -23,7 +23,7 @@ from shared import batch_lines
 from shared.batch_lines import BatchLine
 from shared.errors import NotFound
 from shared.logs import logger
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("batches")
 

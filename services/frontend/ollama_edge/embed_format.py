@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
 from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.pooling_formats import VectorFormat
+from services.frontend.openai_edge.answers.pooling_formats import VectorFormat
 from shared.errors import QuireError
 
 

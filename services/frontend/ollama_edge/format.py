@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.conversation import call_arguments
-from services.frontend.delta import Delta, Finish
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Generation
 from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
+from services.frontend.request.conversation import call_arguments
 from shared.errors import QuireError
 from shared.pb.common.v1 import finish_pb2
 

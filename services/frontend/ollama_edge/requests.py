@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend import conversation, reasoning
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.ollama_edge.bodies import AnswerBody, Body, ChatBody, GenerateBody
-from services.frontend.openai_edge import tools
-from services.frontend.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
+from services.frontend.openai_edge.body import tools
+from services.frontend.request import conversation, reasoning
+from services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
+from services.frontend.request.tool_offer import Offer
 from services.frontend.tokenizer.generation_config import GenerationDefaults
-from services.frontend.tool_offer import Offer
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 

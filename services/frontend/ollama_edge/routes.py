@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue, CatalogueEntry
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
@@ -22,8 +22,8 @@ from services.frontend.ollama_edge.bodies import ChatBody, EmbedBody, Embeddings
 from services.frontend.ollama_edge.embed_format import EmbedFormat
 from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
 from services.frontend.ollama_edge.requests import chat_request, embed_request, generate_request
-from services.frontend.openai_edge.logprobs import TokenTexts
-from services.frontend.request import Request as Asked
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
+from services.frontend.request.request import Request as Asked
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.version import VERSION
 

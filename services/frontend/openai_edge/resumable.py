@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from services.frontend.calls import Call
+from services.frontend.calls.calls import Call
 from services.frontend.http import headers
 from services.frontend.http.answer import Format
 from services.frontend.http.headers import TIMEOUT, CallHeaders
 from services.frontend.http.kept_answer import Events, KeptAnswer
-from services.frontend.openai_edge.chunks import ErrorEvents
-from services.frontend.request import Request as GeneratorRequest
+from services.frontend.openai_edge.answers.chunks import ErrorEvents
+from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Remade, Streams
 from shared.errors import FailedPrecondition, InvalidArgument

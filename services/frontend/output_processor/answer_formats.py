@@ -16,9 +16,9 @@ from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import Writer
-from services.frontend.request import ChatPrompt, Prompt, Request, ToolUse
+from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
+from services.frontend.request.tool_offer import AUTO
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from services.frontend.tool_offer import AUTO
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.structured_output.checks import FIELD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from services.frontend.delta import Delta
+from services.frontend.generation.delta import Delta
 from services.frontend.output_processor.pace import ReaderPace
 from shared.errors import QuireError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.sample_text import SampleText
 from services.frontend.scheduler_client.sequence import End

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer
 from services.frontend.output_processor.stop_strings import StopStrings
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 

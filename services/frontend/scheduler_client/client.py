@@ -17,10 +17,10 @@ from services.frontend.scheduler_client.sequence import Sequence
 from services.frontend.scheduler_client.session import Session
 from services.frontend.scheduler_client.token_batch import failed
 from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
-from shared import adapter_contents
 from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
+from shared.models import adapter_contents
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb

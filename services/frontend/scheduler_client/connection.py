@@ -11,15 +11,15 @@ import grpc
 import grpc.aio
 
 from services.frontend.scheduler_client.session import Link, Session, SessionOwner
-from shared import model_identity
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.logs import logger
+from shared.models import model_identity
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.process.supervision import is_asked_to_end
 from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
-from shared.supervision import is_asked_to_end
 
 log = logger("scheduler_client")
 

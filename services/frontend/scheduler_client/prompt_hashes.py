@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared import block_hash
+from shared.kv import block_hash
 from shared.pb.common.v1 import model_pb2
 
 

@@ -11,7 +11,7 @@ from services.frontend.scheduler_client.connection import Connection
 from shared.errors import FailedPrecondition
 from shared.logs import logger
 from shared.prefix_index import SchedulerEntry
-from shared.supervision import Tasks, restarted
+from shared.process.supervision import Tasks, restarted
 
 log = logger("scheduler_client")
 

@@ -6,10 +6,10 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from services.frontend.delta import Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, TokenLogprobs
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from shared.adapter_contents import AdapterId
 from shared.errors import QuireError
+from shared.models.adapter_contents import AdapterId
 from shared.pb.common.v1 import sampling_pb2
 
 if TYPE_CHECKING:

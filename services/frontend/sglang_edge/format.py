@@ -8,12 +8,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.chunks import DONE, event
-from services.frontend.openai_edge.format import FINISH_REASONS
-from services.frontend.openai_edge.logprobs import TokenTexts, as_json
+from services.frontend.openai_edge.answers.chunks import DONE, event
+from services.frontend.openai_edge.answers.format import FINISH_REASONS
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
 from shared.errors import QuireError
 
 Json = dict[str, Any]

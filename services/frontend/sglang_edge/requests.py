@@ -10,8 +10,8 @@ from typing import Any
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.openai_edge.logit_bias import logit_bias
-from services.frontend.request import Prompt, Request, TextPrompt, TokenPrompt
+from services.frontend.openai_edge.body.logit_bias import logit_bias
+from services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from services.frontend.sglang_edge.bodies import GenerateBody, SamplingBody
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument

@@ -11,7 +11,7 @@ from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import away, not_found
 from shared.errors import QuireError
 from shared.logs import logger
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("streams")
 

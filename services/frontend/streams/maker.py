@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from services.frontend.calls import Call
-from services.frontend.delta import Delta, Finish
-from services.frontend.generation import Aborted, Generation
-from services.frontend.generator import Generator, Resume
-from services.frontend.request import Request
+from services.frontend.calls.calls import Call
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Aborted, Generation
+from services.frontend.generation.generator import Generator, Resume
+from services.frontend.request.request import Request
 from services.frontend.streams.store import Exists, Full, Standing, Store, StoreAway
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import Terms, exists

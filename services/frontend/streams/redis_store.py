@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from services.frontend.streams.store import Exists, Found, Full, Key, Standing, StoreAway
-from shared.supervision import is_asked_to_end
+from shared.process.supervision import is_asked_to_end
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
 READ_MS = 3000  # for so long a look at a stream counts as a reader

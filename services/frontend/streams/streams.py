@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from services.frontend.access.access import Caller
-from services.frontend.calls import Call, Calls
-from services.frontend.delta import Delta
-from services.frontend.generation import Generation
-from services.frontend.generator import Generator
-from services.frontend.request import Request
+from services.frontend.calls.calls import Call, Calls
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generator import Generator
+from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
 from services.frontend.streams.maker import Deposed, Maker, Writer
 from services.frontend.streams.store import Key, Store, StoreAway
@@ -33,7 +33,7 @@ from shared.errors import (
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.supervision import Tasks, restarted
+from shared.process.supervision import Tasks, restarted
 
 log = logger("streams")
 

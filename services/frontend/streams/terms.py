@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.frontend.request import Request
+from services.frontend.request.request import Request
 from services.frontend.streams.store import Key
 from services.frontend.streams.stream import Stream
 from shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unimplemented

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from shared.columns import i32, i32_bytes
 from shared.errors import Internal

@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import show_private
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from shared.errors import InvalidArgument

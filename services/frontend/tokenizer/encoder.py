@@ -21,7 +21,7 @@ from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
 from shared.errors import InvalidArgument
-from shared.priority import step_back
+from shared.process.priority import step_back
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
 # (tests/services/frontend/load/throughput.py prints it).

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.frontend.tokenizer.folder import read_optional
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations.conversations import Conversations

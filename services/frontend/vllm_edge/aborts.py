@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from services.frontend.access.access import Caller
-from services.frontend.generation import Generation
+from services.frontend.generation.generation import Generation
 
 
 class Aborts:

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.frontend.grpc_edge.requests import Arrival
 from services.frontend.input_processor import sampling_rules
-from services.frontend.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2

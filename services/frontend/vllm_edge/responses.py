@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation
-from services.frontend.openai_edge.format import FINISH_REASONS
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.generation import Generation
+from services.frontend.openai_edge.answers.format import FINISH_REASONS
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.dialects import vllm_engine_pb2 as pb
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from services.frontend.access.access import Caller
-from services.frontend.admission import Admission
-from services.frontend.calls import Calls
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.calls import Calls
 from services.frontend.catalogue import Catalogue
-from services.frontend.generation import Aborted, Generation
-from services.frontend.generator import Generator
+from services.frontend.generation.generation import Aborted, Generation
+from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.requests import arrived
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.frontend.vllm_edge import requests, responses
 from services.frontend.vllm_edge.aborts import Aborts
-from shared import encoder_names
 from shared.metrics.frontend import FrontendMetrics
+from shared.models import encoder_names
 from shared.pb.dialects import vllm_engine_pb2 as pb
 from shared.pb.dialects import vllm_engine_pb2_grpc
 from shared.version import VERSION

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
-from services.frontend.admission import Admission
+from services.frontend.calls.admission import Admission
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import Headers

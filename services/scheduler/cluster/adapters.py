@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from services.scheduler.replicas.adapters import Outcome
 from services.scheduler.replicas.replica import Replica
-from shared import adapter_contents
-from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, InvalidArgument, NotFound, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
+from shared.models import adapter_contents
+from shared.models.adapter_contents import AdapterId
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 log = logger("adapters")

@@ -16,8 +16,8 @@ from services.scheduler.handover.handovers import Handovers
 from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
-from shared.adapter_contents import AdapterId
 from shared.metrics.scheduler import SchedulerMetrics
+from shared.models.adapter_contents import AdapterId
 from shared.settings import SchedulerSettings
 
 

@@ -19,11 +19,11 @@ from services.scheduler.frontends.submissions import SequenceFactory, adapter_of
 from services.scheduler.operations.wanted import Wanted
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
-from shared.adapter_contents import AdapterId
 from shared.columns import ColumnError
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
+from shared.models.adapter_contents import AdapterId
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.settings import SchedulerSettings
 from shared.tracing import NoTraces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from services.scheduler.core.sequence import Sequence
-from shared.adapter_contents import AdapterId
+from shared.models.adapter_contents import AdapterId
 
 NONE: Mapping[int, Sequence] = {}
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shared import adapter_contents, block_hash, kv_wire, model_identity, worker_limits
-from shared.block_hash import TOKEN_BYTES
+from shared import worker_limits
 from shared.columns import u32
 from shared.errors import FailedPrecondition
-from shared.kv_specs import KVSpec
+from shared.kv import block_hash, kv_wire
+from shared.kv.block_hash import TOKEN_BYTES
+from shared.kv.kv_specs import KVSpec
+from shared.models import adapter_contents, model_identity
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
 from shared.structured_output.backends import LLGUIDANCE

@@ -8,7 +8,7 @@ from services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOption
 from services.scheduler.core.policies.fcfs import Fcfs
 from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
 from services.scheduler.kv_cache.groups import Groups
-from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
+from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 
 @dataclass(frozen=True, slots=True)

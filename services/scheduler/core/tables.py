@@ -16,7 +16,7 @@ from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
 from services.scheduler.kv_cache.block_pool import Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from services.scheduler.kv_cache.part_index import PARENT_BYTES
-from shared import block_hash
+from shared.kv import block_hash
 
 
 class Tables:

@@ -13,12 +13,12 @@ from services.scheduler.cluster.terms import check_model, check_name
 from services.scheduler.core.ending import Reason
 from services.scheduler.frontends.batches import FROM_WIRE
 from services.scheduler.frontends.outbox import Outbox
-from shared import lifecycle
-from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32
 from shared.errors import FailedPrecondition, Unavailable
+from shared.kv.block_hash import TOKEN_BYTES
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.process import lifecycle
 from shared.rpc.duplex import Duplex, Stream
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Door

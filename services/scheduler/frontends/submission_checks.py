@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 
 from services.scheduler.core.ending import Failure
-from shared import block_hash
 from shared.columns import i32, u32
 from shared.errors import InvalidArgument
+from shared.kv import block_hash
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n

@@ -12,9 +12,9 @@ from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family, Sequence
 from services.scheduler.kv_cache.kv_priority import KVPriority
-from shared import block_hash
-from shared.adapter_contents import AdapterId
 from shared.columns import u32
+from shared.kv import block_hash
+from shared.models.adapter_contents import AdapterId
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPriority.HIGH}

@@ -2,7 +2,7 @@
 
 A block position is given to a sequence in all groups at once, a page for each; so all groups have room for as many
 tokens. They differ in what they give back: whoever looks through a window needs the last pages only. One small class
-for each kind of spec says which pages that are (shared/kv_retention.py); matching, sliding and cost follow.
+for each kind of spec says which pages that are (shared/kv/kv_retention.py); matching, sliding and cost follow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
-from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
+from shared.kv.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
+from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
 

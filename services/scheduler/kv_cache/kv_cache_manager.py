@@ -19,8 +19,8 @@ from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockU
 from services.scheduler.kv_cache.groups import Counts, Groups
 from services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
 from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
-from shared.block_hash import page_name
-from shared.kv_retention import KeepsState
+from shared.kv.block_hash import page_name
+from shared.kv.kv_retention import KeepsState
 
 
 class KVCacheManager:

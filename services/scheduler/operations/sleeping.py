@@ -21,7 +21,7 @@ from shared.errors import InvalidArgument, QuireError, Unavailable
 from shared.logs import logger
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("operations")
 

@@ -25,7 +25,7 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import model_pb2
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.worker.v1 import worker_pb2
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("weights")
 

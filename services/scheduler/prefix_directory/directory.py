@@ -18,7 +18,7 @@ from services.scheduler.replicas.replica import Replica
 from shared.logs import logger
 from shared.metrics.scheduler import DirectoryMetrics
 from shared.prefix_index import BlockKeys, SchedulerEntry
-from shared.supervision import is_asked_to_end
+from shared.process.supervision import is_asked_to_end
 
 log = logger("prefix_directory")
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from services.scheduler.replicas.replica import Replica
-from shared.kv_specs import reach
+from shared.kv.kv_specs import reach
 from shared.prefix_index import BlockKeys
 from shared.prefix_index.keys import member
 

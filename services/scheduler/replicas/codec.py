@@ -11,7 +11,7 @@ from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, St
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from services.scheduler.frontends.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 

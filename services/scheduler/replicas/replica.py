@@ -28,7 +28,7 @@ from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.replicas.throughput import Throughput
 from shared.columns import u32
 from shared.errors import FailedPrecondition
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb

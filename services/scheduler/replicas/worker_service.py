@@ -27,19 +27,20 @@ from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import LoopGuard
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
-from shared import block_hash, kv_wire, lifecycle
 from shared.columns import u32
 from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from shared.kv import block_hash, kv_wire
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.prefix_index import BlockKeys
+from shared.process import lifecycle
+from shared.process.supervision import Tasks
 from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
-from shared.supervision import Tasks
 from shared.version import VERSION
 
 log = logger("workers")

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
-from shared import columns, lifecycle
+from shared import columns
 from shared.errors import QuireError, Unavailable, to_proto
-from shared.lifecycle import Shutdown
 from shared.logs import logger
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process import lifecycle
+from shared.process.lifecycle import Shutdown
+from shared.process.supervision import Tasks
 from shared.rpc.duplex import Duplex, Stream
 from shared.rpc.parts import InParts
-from shared.supervision import Tasks
 
 log = logger("worker.attachment")
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from services.worker.limits import Limits
-from shared import block_hash, model_identity
+from shared.kv import block_hash
+from shared.models import model_identity
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings

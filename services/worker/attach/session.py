@@ -14,15 +14,15 @@ from services.worker.attach import weight_fetch
 from services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
 from services.worker.attach.route import Route
 from services.worker.models.loading.weight_spool import WeightSpool
-from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError, Unavailable
-from shared.lifecycle import Shutdown
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.process import lifecycle
+from shared.process.lifecycle import Shutdown
+from shared.process.supervision import is_asked_to_end
 from shared.rpc.trust import Dialler
 from shared.settings import WorkerSettings
-from shared.supervision import is_asked_to_end
 
 log = logger("worker.session")
 

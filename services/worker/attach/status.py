@@ -8,8 +8,8 @@ import time
 from services.worker.engine.engine import Engine
 from services.worker.limits import Limits
 from services.worker.runner.expert_load import LoadByLayer
-from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.process.lifecycle import Shutdown
 from shared.version import VERSION
 
 STALLED_AFTER_S = 10.0  # longer than any step that is meant to be

@@ -105,5 +105,5 @@ class LatentBackend(Protocol):
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
-        """kernels/reference/latent_attention.py: q [num_tokens, num_q_heads, rank], q_rotated [num_tokens, num_q_heads,
-        rope], cache [num_blocks, block_size, 1, rank + rope] -> like q."""
+        """kernels/reference/attention/latent_attention.py: q [num_tokens, num_q_heads, rank], q_rotated
+        [num_tokens, num_q_heads, rope], cache [num_blocks, block_size, 1, rank + rope] -> like q."""

@@ -9,7 +9,7 @@ from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 
 class ReferenceAttention:
-    """kernels.reference.paged_attention."""
+    """kernels.reference.attention.paged_attention."""
 
     records_decodes = records_chunks = False
 

@@ -19,8 +19,8 @@ from services.worker.replica import Replica
 from services.worker.runner.output import RunnerOutput
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool
-from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition
+from shared.models.adapter_contents import AdapterId
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 

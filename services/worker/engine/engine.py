@@ -47,10 +47,10 @@ from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared import columns
-from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
 from shared.logs import logger
 from shared.metrics.worker import NO_COST, StepCost
+from shared.models.adapter_contents import AdapterId
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.errors import InvalidArgument
-from shared.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
+from shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
 
 NAMES = ("linear.weight", "linear.bias")
 

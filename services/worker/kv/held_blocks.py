@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.adapter_contents import AdapterId
-from shared.block_hash import block_hash
 from shared.columns import I32
+from shared.kv.block_hash import block_hash
+from shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from services.worker.models.loading.weights import WeightsId

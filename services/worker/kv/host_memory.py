@@ -21,9 +21,10 @@ from services.worker.device.staging import upload
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
 from services.worker.step.plan_violation import require
-from shared import block_hash, columns
+from shared import columns
 from shared.columns import U32
 from shared.errors import InvalidArgument
+from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.worker_limits import MOST_BLOCKS

@@ -14,7 +14,7 @@ from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
-from shared.kv_specs import State
+from shared.kv.kv_specs import State
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20

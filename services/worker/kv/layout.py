@@ -1,4 +1,4 @@
-"""Which layers share block tables and pages: the KV groups of a model (shared/kv_specs.py)."""
+"""Which layers share block tables and pages: the KV groups of a model (shared/kv/kv_specs.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shared.errors import InvalidArgument
-from shared.kv_specs import (
+from shared.kv.kv_specs import (
     FULL,
     NOTHING,
     Full,

@@ -12,14 +12,15 @@ from torch import Tensor
 from services.worker.kv_transfer.peer_pages import PeerBlocks
 from services.worker.kv_transfer.transport import PageTransport, WantedPages
 from services.worker.step.plan_violation import PlanViolation, require
-from shared import block_hash, columns
+from shared import columns
 from shared.columns import U32
 from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
-from shared.kv_source import KVSource
+from shared.kv import block_hash
+from shared.kv.kv_source import KVSource
 from shared.logs import logger
 from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.supervision import Tasks
+from shared.process.supervision import Tasks
 
 log = logger("worker.kv_transfer")
 

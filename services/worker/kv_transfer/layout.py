@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.model_identity import fingerprint, read_config
+from shared.models.model_identity import fingerprint, read_config
 
 NUM_SAMPLES = 64  # of a file
 SAMPLE_BYTES = 4096

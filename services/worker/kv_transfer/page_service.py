@@ -13,16 +13,17 @@ from torch import Tensor
 from services.worker.kv_transfer.checksums import checksums
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME
 from services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
-from shared import block_hash, columns
+from shared import columns
 from shared.columns import U32, ColumnError
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
+from shared.kv import block_hash
 from shared.logs import logger
 from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.process.supervision import Tasks
 from shared.rpc.parts import PART_BYTES
 from shared.rpc.trust import Door
-from shared.supervision import Tasks
 
 log = logger("worker.kv_transfer")
 

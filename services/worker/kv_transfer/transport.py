@@ -13,7 +13,7 @@ from torch import Tensor
 from services.worker.kv_transfer.peer_pages import PeerBlocks
 from shared.columns import U32
 from shared.errors import Internal
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 
 
 @dataclass(frozen=True, slots=True)

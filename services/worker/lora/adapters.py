@@ -23,8 +23,8 @@ from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
 from services.worker.lora.weight_norms import Product
-from shared.adapter_contents import AdapterId
 from shared.errors import InvalidArgument, ResourceExhausted
+from shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:
     from services.worker.limits import Limits

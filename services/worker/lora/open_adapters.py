@@ -14,8 +14,8 @@ from services.worker.lora import peft_folder
 from services.worker.lora.adapters import Adapters
 from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.lora.peft_scales import refusal
-from shared import model_identity
 from shared.errors import InvalidArgument
+from shared.models import model_identity
 from shared.settings import WorkerSettings
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.structured.background import Background
-from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, Internal, QuireError
 from shared.logs import logger
+from shared.models.adapter_contents import AdapterId
 
 log = logger("worker.lora")
 

@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.layers.classifier import Classifier
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.rotary import cos_sin_table
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
+from shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor

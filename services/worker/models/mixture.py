@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.experts import SparseMLP
-from services.worker.layers.gated_delta_net import GatedDeltaNet
-from services.worker.layers.latent_attention import LatentAttention
-from services.worker.layers.mlp import MLP
-from services.worker.layers.quantized_experts import experts_of
-from services.worker.layers.state_space import StateSpace
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.attention.latent_attention import LatentAttention
+from services.worker.layers.feed_forward.experts import SparseMLP
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.feed_forward.quantized_experts import experts_of
+from services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
+from services.worker.layers.recurrent.state_space import StateSpace
 from services.worker.models import single_row
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig

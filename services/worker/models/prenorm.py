@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.layer_norm import LayerNorm
-from services.worker.layers.mlp import PlainMLP
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.mlp import PlainMLP
+from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.models.composed_layer import ComposedLayer
 
 if TYPE_CHECKING:

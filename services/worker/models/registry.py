@@ -12,8 +12,9 @@ from services.worker.models.encoders.encoder import Encoder
 from services.worker.models.encoders.encoder_config import EncoderConfig
 from services.worker.models.of_transformers import transformers_config
 from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from shared import encoder_names, model_identity, plugins
+from shared import plugins
 from shared.errors import InvalidArgument
+from shared.models import encoder_names, model_identity
 
 GROUP = "quire.models"
 CLASSIFIES, GOES_ON = "ForSequenceClassification", "ForCausalLM"
@@ -53,7 +54,7 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
 }
 
-# The same for encoders, by family (shared/encoder_names.py).
+# The same for encoders, by family (shared/models/encoder_names.py).
 ENCODERS = {
     "Bert": "services.worker.models.encoders.bert:Bert",
     "ModernBert": "services.worker.models.encoders.modernbert:ModernBert",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.mlp import MLP
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config.decoder_config import DecoderConfig
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.config.experts_config import ExpertsConfig

@@ -3,7 +3,7 @@
     magic "QUIREKV" 1       8 bytes; the last is the version of this format
     bytes of the content    u64
     identity               32 bytes: what the content means, and the weights that it was computed with (identity.py)
-    block hash             32 bytes: its tokens and all that come before (shared/block_hash.py)
+    block hash             32 bytes: its tokens and all that come before (shared/kv/block_hash.py)
     content's SHA-256      32 bytes
     header's SHA-256       32 bytes, of all of the above
     content                keys, then values of each layer, as they lie in memory

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.worker.step.plan_violation import require
-from shared import block_hash, columns
+from shared import columns
+from shared.kv import block_hash
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 

@@ -21,8 +21,8 @@ from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
 from services.worker.replica import Replica
 from shared import logs
 from shared.errors import QuireError
-from shared.lifecycle import EXIT_FAILED
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process.lifecycle import EXIT_FAILED
 
 log = logs.logger("worker.ranks")
 

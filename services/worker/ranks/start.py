@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.hosts import node
@@ -19,11 +19,12 @@ from services.worker.ranks.hosts.wire import Welcome
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
 from services.worker.structured.compile_pool import CompilePool
-from shared import logs, model_identity
+from shared import logs
 from shared.errors import FailedPrecondition, InvalidArgument
+from shared.models import model_identity
+from shared.security.tls import server_context
 from shared.settings import Settings, WorkerSettings
 from shared.settings.base import is_secret
-from shared.tls import server_context
 from shared.version import VERSION
 
 log = logs.logger("worker.node")

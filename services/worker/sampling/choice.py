@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.reference.sampling import filtered
+from kernels.reference.sampling.sampling import filtered
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission

@@ -10,11 +10,13 @@ from services.worker.attach import hello
 from services.worker.attach.session import Session
 from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
-from shared import lifecycle, logs, model_identity
+from shared import logs
+from shared.models import model_identity
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process import lifecycle
+from shared.process.supervision import Tasks
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
-from shared.supervision import Tasks
 
 DEFAULT_BLOCKS = 4096
 

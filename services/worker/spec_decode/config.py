@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.worker.models.config.decoder_config import DecoderConfig
 from shared import plugins
 from shared.errors import InvalidArgument
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 GROUP = "quire.drafters"
 

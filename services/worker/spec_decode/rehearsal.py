@@ -14,7 +14,8 @@ from services.worker.limits import Limits
 from services.worker.replica import Replica
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.speculation import Speculation
-from shared import block_hash, columns
+from shared import columns
+from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -2,7 +2,7 @@
 
 The tokens of a row that are sure change its state as ever. Drafts behind them read what these have left, and leave
 nothing; what a layer was given of them is kept. As many as turned out right go through the state a step later, in front
-of the row's next token. Layers do this by themselves (layers/recurrence.py); here is which tokens those are.
+of the row's next token. Layers do this by themselves (layers/recurrent/recurrence.py); here is which tokens those are.
 """
 
 from __future__ import annotations

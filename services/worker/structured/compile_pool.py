@@ -15,7 +15,7 @@ from services.worker.structured.port import Grammar, GrammarBackend
 from shared.errors import Internal, InvalidArgument, QuireError
 from shared.logs import logger
 from shared.pb.common.v1 import sampling_pb2
-from shared.priority import step_back
+from shared.process.priority import step_back
 from shared.structured_output.checks import FIELD
 
 log = logger("worker.grammars")

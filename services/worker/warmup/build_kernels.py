@@ -15,12 +15,12 @@ from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_encoder, read_model_config
 from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
 from shared.logs import logger
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
-    from services.worker.layers.latent_attention import LatentConfig
+    from services.worker.layers.attention.latent_attention import LatentConfig
     from services.worker.layers.quantization.port import CheckpointQuantization
     from services.worker.models.config.experts_config import ExpertsConfig
 

@@ -13,7 +13,7 @@ from shared.pb.common.v1 import handshake_pb2 as pb
 from shared.rpc import channel
 from shared.rpc.duplex import Stream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings.base import Settings
 from shared.settings.tls import NO_TLS, Tls
 

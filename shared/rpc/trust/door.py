@@ -15,7 +15,7 @@ from shared.logs import logger
 from shared.pb.common.v1 import handshake_pb2 as pb
 from shared.rpc.duplex import Stream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 
 TIMEOUT_S = 5.0
 MOST_AT_THE_DOOR = 256  # strangers that are being asked at a time

@@ -17,8 +17,8 @@ from quire import LLM, Client, SamplingParams
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
 from quire.requests import Options
-from shared import secret_file
 from shared.errors import InvalidArgument, NotFound
+from shared.security import secret_file
 
 PROMPT = (
     "Once upon a time there was a lighthouse at the end of the world, and in it lived a cat who could count. One day"

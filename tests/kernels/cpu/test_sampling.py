@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import cpu, reference
-from kernels.reference.noise import gumbel_noise
+from kernels.reference.sampling.noise import gumbel_noise
 from tests.kernels.cpu.closeness import needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -14,9 +14,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.frontend.main import Frontend
-from shared.lifecycle import Shutdown
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.process.lifecycle import Shutdown
 from shared.rpc.admin_pass import AdminPass
 from shared.settings import FrontendSettings
 from tests.admin import Admin, calling
@@ -44,7 +44,7 @@ class Running:
     @property
     def num_usable_sessions(self) -> int:
         """With schedulers that requests may go to: whoever took the session has been heard."""
-        return len(self.frontend._client.usable_sessions)
+        return len(self.frontend.core.client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
         async with asyncio.timeout(60):
@@ -54,13 +54,13 @@ class Running:
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
         """Of all schedulers: what they told last."""
         async with asyncio.timeout(60):
-            while not all(holds(session.view) for session in self.frontend._client._sessions):
+            while not all(holds(session.view) for session in self.frontend.core.client._sessions):
                 await asyncio.sleep(0.005)
 
     async def until_open(self, is_open: bool) -> None:
         """Until there is a session, or none."""
         async with asyncio.timeout(60):
-            while self.frontend._client.is_open != is_open:
+            while self.frontend.core.client.is_open != is_open:
                 await asyncio.sleep(0.005)
 
     async def until_idle(self) -> None:

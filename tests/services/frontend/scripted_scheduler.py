@@ -15,12 +15,12 @@ import grpc.aio
 
 from services.worker.step.admission import Admission
 from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
-from shared.lifecycle import first
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2
+from shared.process.lifecycle import first
 from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
 from shared.rpc.server import Server

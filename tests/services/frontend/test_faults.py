@@ -72,14 +72,14 @@ GIVES_BACK = frozenset(
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
-ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/loop_delay.py", "/directory/", "/http/protocol.py")
+ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/composition/", "/directory/", "/http/protocol.py")
 
 Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
 
 
 def over_http(path: str, body: dict[str, Any]) -> Ask:
     async def ask(frontend: Running) -> bool:
-        named = {"model": frontend.frontend._catalogue.name} if path == "/v1/messages" else {}
+        named = {"model": frontend.frontend.core.catalogue.name} if path == "/v1/messages" else {}
         try:
             reply = await frontend.http.post(path, json={**named, **body})
         except httpx.TransportError:
@@ -218,9 +218,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_behind(frontend: Running) -> dict[str, Any]:
     """What is held for requests, by kind; only what is not zero."""
     parts = frontend.frontend
-    client, admission = parts._client, parts._admission
+    client, admission = parts.core.client, parts.door.admission
     sessions = client._sessions
-    pace = parts._generator._pace
+    pace = parts.core.generator._pace
     held = {
         "places": admission.num_samples,
         "tokens": admission.num_tokens,
@@ -229,7 +229,7 @@ def left_behind(frontend: Running) -> dict[str, Any]:
         "waiting": len(client._room) + len(client._room._stay_of),
         "refused": len(client._refused) + len(client._refused._stay_of),
         "writing": pace._num_writing + len(pace._waiting),
-        "turns": len(parts._calls.turns._waiting),
+        "turns": len(parts.door.calls.turns._waiting),
     }
     return {kind: number for kind, number in held.items() if number}
 

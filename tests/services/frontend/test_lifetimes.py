@@ -69,10 +69,10 @@ async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder:
         script.view.num_workers = 0
         script.break_sessions()
         await frontend.until_sessions(0)
-        client = frontend.frontend._client
+        client = frontend.frontend.core.client
         async with asyncio.timeout(60):
             while client.num_waiting != 3:
                 await asyncio.sleep(0.005)
             call.cancel()
-            while client.num_waiting or frontend.frontend._admission.num_samples:
+            while client.num_waiting or frontend.frontend.door.admission.num_samples:
                 await asyncio.sleep(0.005)

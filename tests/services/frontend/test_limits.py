@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from services.frontend.calls import Calls
+from services.frontend.calls.calls import Calls
 from services.frontend.input_processor.processor import InputProcessor
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import sampling_pb2
@@ -77,7 +77,7 @@ async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path)
             error = reply.json()["error"]
             assert (error["param"], error["code"]) == (name, "context_length_exceeded")
             assert "context length is 512 tokens. However, you requested 5000000 output tokens" in error["message"]
-        model = frontend.frontend._catalogue.name
+        model = frontend.frontend.core.catalogue.name
         message = {"model": model, "messages": said, "max_tokens": 5_000_000}
         inside += [
             asyncio.create_task(read(frontend, huge)),
@@ -290,7 +290,7 @@ async def test_a_refused_connection_serves_the_next_call(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
-        lease = frontend.frontend._admission.lease()
+        lease = frontend.frontend.door.admission.lease()
         lease.take(1, 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         sent = burst.message(480, 16)

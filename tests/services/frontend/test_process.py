@@ -21,7 +21,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_
 START = """
 import json, sys
 from services.frontend.main import serve
-from shared.lifecycle import run
+from shared.process.lifecycle import run
 from shared.settings import FrontendSettings
 settings = FrontendSettings(**json.loads(sys.argv[1]))
 sys.exit(run(lambda shutdown: serve(settings, shutdown)))

@@ -15,7 +15,8 @@ from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.timing.forecast import Forecast
 from services.scheduler.kv_cache.groups import Groups
-from shared import block_hash, columns
+from shared import columns
+from shared.kv import block_hash
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
 

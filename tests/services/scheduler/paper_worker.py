@@ -19,7 +19,7 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from shared.kv_specs import State, reach
+from shared.kv.kv_specs import State, reach
 
 VOCAB = 50
 EOS = 49

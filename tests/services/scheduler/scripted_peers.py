@@ -12,12 +12,14 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload
-from shared import block_hash, columns, lifecycle
+from shared import columns
 from shared.errors import InvalidArgument, to_proto
+from shared.kv import block_hash
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from shared.process import lifecycle
 from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler

@@ -20,7 +20,8 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_failure
 from services.scheduler.replicas.replica import Replica
-from shared import block_hash, columns
+from shared import columns
+from shared.kv import block_hash
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.sampling_pb2 import BeamSearch, StructuredOutput

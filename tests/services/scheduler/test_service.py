@@ -16,11 +16,13 @@ from services.scheduler.cluster.assignments import Assignments
 from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
-from shared import block_hash, columns, lifecycle
+from shared import columns
+from shared.kv import block_hash
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2
+from shared.process import lifecycle
 from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling

@@ -14,8 +14,8 @@ import pytest
 import trustme
 
 from services.scheduler import main
-from shared import lifecycle
 from shared.errors import InvalidArgument, Unavailable
+from shared.process import lifecycle
 from shared.rpc.trust import Dialler
 from shared.settings import SchedulerSettings, Tls
 from tests.services.scheduler.paper_worker import oracle

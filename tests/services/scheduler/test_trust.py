@@ -13,13 +13,13 @@ import grpc.aio
 import pytest
 
 from services.scheduler import main
-from shared import lifecycle
 from shared.errors import InvalidArgument, Unauthenticated
 from shared.pb.common.v1 import handshake_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from shared.process import lifecycle
 from shared.rpc.trust import Dialler
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.paper_worker import oracle

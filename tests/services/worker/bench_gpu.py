@@ -1,7 +1,7 @@
 """Steps of one worker on a GPU, without the other services: python -m tests.services.worker.bench_gpu SHAPE [CASE ...]
 
-SHAPE: one of quire.bench.shapes with random weights. Plans are made beforehand; steps are launched `--depth` ahead of
-what has been waited for, as the engine does it. `--profile`: also where the GPU's time goes in the last steps.
+SHAPE: one of quire.bench.workload.shapes with random weights. Plans are made beforehand; steps are launched `--depth`
+ahead of what has been waited for, as the engine does it. `--profile`: also where the GPU's time goes in the last steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.bench import shapes
-from services.worker.build import build_replica
+from quire.bench.workload import shapes
+from services.worker.building.build import build_replica
 from services.worker.replica import Replica
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared import columns
-from shared.block_hash import root_hash
+from shared.kv.block_hash import root_hash
 from shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.prompt_logprobs import first_position

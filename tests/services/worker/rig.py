@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from services.worker.build import build_replica, open_grammars
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool

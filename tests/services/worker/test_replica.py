@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared import columns
-from shared.block_hash import chain, root_hash, split
+from shared.kv.block_hash import chain, root_hash, split
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint

@@ -69,7 +69,7 @@ void attend(AttentionCall& call) {
 
 using namespace quire;
 
-// Shapes as in kernels/reference/paged_attention.py; the caches have q's dtype.
+// Shapes as in kernels/reference/attention/paged_attention.py; the caches have q's dtype.
 QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_heads, int64_t kv_heads,
                                      int64_t head_dim, int64_t block_size, int64_t table_width, int64_t window, int64_t chunked,
                                      double scale, double softcap, const void* q, const void* k_cache, const void* v_cache,
@@ -85,8 +85,9 @@ QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_
 
 QUIRE_RECORDABLE(paged_attention);
 
-// Shapes as in kernels/reference/latent_attention.py; the cache has q's dtype. To a piece of work some heads are those
-// of one key: as many as leave no thread without work, for each piece brings the tile's keys and values once.
+// Shapes as in kernels/reference/attention/latent_attention.py; the cache has q's dtype. To a piece of work some
+// heads are those of one key: as many as leave no thread without work, for each piece brings the tile's keys and values
+// once.
 QUIRE_API void quire_latent_attention(int64_t dtype, int64_t num_seqs, int64_t heads, int64_t rank, int64_t rope,
                                       int64_t block_size, int64_t table_width, double scale, const void* q,
                                       const void* q_rotated, int64_t token_stride, int64_t head_stride,

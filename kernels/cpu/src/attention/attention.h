@@ -1,5 +1,5 @@
-// Attention over blocks (kernels/reference/paged_attention.py), one pass with a running softmax (arXiv 2112.05682,
-// 2205.14135).
+// Attention over blocks (kernels/reference/attention/paged_attention.py), one pass with a running softmax
+// (arXiv 2112.05682, 2205.14135).
 //
 // A row's keys come in tiles of TILE positions that begin at multiples of TILE, whatever the chunk, the block size and
 // the rows beside it; within a tile keys are summed from the first to the last. Keys that a row does not see add exact

@@ -71,7 +71,7 @@ void tokens(const Inputs& in) {
 
 using namespace quire;
 
-// Shapes as in kernels/reference/attention_inputs.py; the weights may be null, the caches have qkv's dtype.
+// Shapes as in kernels/reference/attention/attention_inputs.py; the weights may be null, the caches have qkv's dtype.
 QUIRE_API void quire_qk_norm_rope_store(int64_t dtype, int64_t rows, int64_t q_heads, int64_t kv_heads,
                                         int64_t head_dim, double eps, const void* qkv, const void* q_weight,
                                         const void* k_weight, const float* cos_sin, const int32_t* positions,

@@ -1,5 +1,5 @@
-// What latent attention needs beside attention itself (kernels/reference/latent_attention.py): each head's own products,
-// and the compressed vectors' way into the cache.
+// What latent attention needs beside attention itself (kernels/reference/attention/latent_attention.py): each head's own
+// products, and the compressed vectors' way into the cache.
 #include <algorithm>
 
 #include "api.h"

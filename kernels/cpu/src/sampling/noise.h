@@ -1,4 +1,4 @@
-// Gumbel noise as a function of (seed, position, token): kernels/reference/noise.py word for word.
+// Gumbel noise as a function of (seed, position, token): kernels/reference/sampling/noise.py word for word.
 #pragma once
 
 #include "simd.h"

@@ -1,5 +1,5 @@
-// Choosing tokens (kernels/reference/sampling.py). Filters end in one number, the least logit that stays: found by
-// selection among few candidates, never by sorting a whole row.
+// Choosing tokens (kernels/reference/sampling/sampling.py). Filters end in one number, the least logit that stays: found
+// by selection among few candidates, never by sorting a whole row.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -257,7 +257,7 @@ int64_t sample_row(float* row, int64_t size, float temperature, const Filters& f
 
 using namespace quire;
 
-// Shapes as in kernels/reference/sampling.py; temperature, top_k, top_p and min_p may each be null.
+// Shapes as in kernels/reference/sampling/sampling.py; temperature, top_k, top_p and min_p may each be null.
 QUIRE_API void quire_sample(int64_t rows, int64_t size, float* logits, const float* temperature, const int32_t* top_k,
                             const float* top_p, const float* min_p, const int64_t* seeds, const int32_t* positions,
                             int32_t* out) {

@@ -1,4 +1,4 @@
-// Banning what a grammar does not allow (kernels/reference/token_mask.py).
+// Banning what a grammar does not allow (kernels/reference/sampling/token_mask.py).
 #include <algorithm>
 #include <limits>
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http.plain_fields import PlainFields
-from services.frontend.openai_edge.bodies import ReasoningEffort
-from services.frontend.openai_edge.output_forms import StructuredOutputsBody
+from services.frontend.openai_edge.body.bodies import ReasoningEffort
+from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.

@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.delta import Delta, Finish
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Generation, Usage
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.store import ResponseStore, Stored
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 from shared.errors import QuireError, transport
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
 

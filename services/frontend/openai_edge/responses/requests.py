@@ -8,17 +8,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.frontend import reasoning
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
-from services.frontend.openai_edge.logit_bias import logit_bias
-from services.frontend.openai_edge.logits_processors import logits_processors
-from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
+from services.frontend.openai_edge.body.logit_bias import logit_bias
+from services.frontend.openai_edge.body.logits_processors import logits_processors
+from services.frontend.openai_edge.body.output_forms import JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.turns import Item, turns
-from services.frontend.request import ChatPrompt, Request
+from services.frontend.request import reasoning
+from services.frontend.request.request import ChatPrompt, Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 

@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
-from services.frontend.generator import Generator
+from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, Identity, ResponseFormat
 from services.frontend.openai_edge.responses.format import PREFIX as ID
@@ -26,7 +26,7 @@ from services.frontend.openai_edge.responses.requests import responses_request
 from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.responses.turns import Item, as_items
 from services.frontend.openai_edge.resumable import Resumable, Worded
-from services.frontend.request import Request as GeneratorRequest
+from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, NotFound, Unimplemented
 

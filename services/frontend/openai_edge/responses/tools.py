@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.openai_edge import tools as chat_tools
-from services.frontend.tool_offer import AUTO, NONE, Offer
+from services.frontend.openai_edge.body import tools as chat_tools
+from services.frontend.request.tool_offer import AUTO, NONE, Offer
 from shared.errors import Unimplemented
 
 Json = Mapping[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.frontend import conversation
+from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Item = Mapping[str, Any]

@@ -16,7 +16,7 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Marker
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
 from services.frontend.output_processor.parsing.writer import Writer
-from services.frontend.request import Tool
+from services.frontend.request.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

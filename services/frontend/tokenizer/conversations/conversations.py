@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.frontend.bounds.prompts import characters_of
 from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations import rendering_process
 from services.frontend.tokenizer.conversations.rendering import Rendering
-from shared.child import Child, ChildEnded
 from shared.errors import Internal
 from shared.logs import logger
+from shared.process.child import Child, ChildEnded
 
 log = logger("conversations")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.control_tokens import ControlTokens, Section
 

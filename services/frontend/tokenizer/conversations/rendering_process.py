@@ -7,11 +7,11 @@ import json
 import pickle
 from collections.abc import Callable, Sequence
 
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
-from shared.child import answer_all
 from shared.errors import Internal, InvalidArgument
+from shared.process.child import answer_all
 
 END = b"\n"  # of the JSON
 

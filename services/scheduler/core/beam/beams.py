@@ -24,8 +24,8 @@ from services.scheduler.core.scheduling.entry import Entry
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import CoreState
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 
 TOO_FEW_BLOCKS = Failure("RESOURCE_EXHAUSTED", "beam_search: the beams need more KV blocks than this worker has")
 TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: there are fewer sequences than n asks for")

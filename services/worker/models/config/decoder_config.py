@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.worker.layers.activation import SILU
-from services.worker.layers.gated_delta_net import DeltaConfig
-from services.worker.layers.latent_attention import LatentConfig
+from services.worker.layers.attention.latent_attention import LatentConfig
+from services.worker.layers.feed_forward.activation import SILU
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.quantization.registry import read_quantization
-from services.worker.layers.state_space import SpaceConfig
+from services.worker.layers.recurrent.gated_delta_net import DeltaConfig
+from services.worker.layers.recurrent.state_space import SpaceConfig
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.experts_config import ExpertsConfig
 from services.worker.models.config.multipliers import Multipliers

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.worker.layers.state_space import SpaceScales
+from services.worker.layers.recurrent.state_space import SpaceScales
 from services.worker.models.config.config_file import ConfigFile, refusal
 
 OF_FEED_FORWARD, OF_SPACE = 2, 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.layers.state_space import SpaceConfig
+from services.worker.layers.recurrent.state_space import SpaceConfig
 from services.worker.models.config.config_file import ConfigFile, refusal
 
 NO_LIMIT = [0.0, float("inf")]

@@ -1,7 +1,7 @@
 """What encoder-only models have in common: an embedding, layers that see whole prompts, and no output head.
 
 A family is a class in a file of its own, as with decoders (causal_lm.py). Nothing that a layer computes is read by a
-later step, so that there are no caches: a prompt is computed whole, in one step (shared/kv_specs.py: Nothing).
+later step, so that there are no caches: a prompt is computed whole, in one step (shared/kv/kv_specs.py: Nothing).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from services.worker.layers.rotary import cos_sin_table
+from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.encoders.encoder_config import EncoderConfig
 

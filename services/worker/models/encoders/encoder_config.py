@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.worker.layers.activation import KNOWN
+from services.worker.layers.feed_forward.activation import KNOWN
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.rope_config import NO_ROPE, RopeConfig
 

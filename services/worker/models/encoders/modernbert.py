@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.activation import gated
-from services.worker.layers.bidirectional_attention import BidirectionalAttention
+from services.worker.layers.attention.bidirectional_attention import BidirectionalAttention
 from services.worker.layers.embedding import Embedding
-from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.feed_forward.activation import gated
 from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.layers.pooled_classifier import PooledClassifier
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.rope_config import RopeConfig, read_section

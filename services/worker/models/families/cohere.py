@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.layer_norm import LayerNorm
-from services.worker.layers.mlp import MLP
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config.config_file import ConfigFile, refusal

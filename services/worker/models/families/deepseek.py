@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.routing import Routing
 from services.worker.attention.port import LatentBackend
-from services.worker.layers.latent_attention import LatentAttention, LatentConfig
+from services.worker.layers.attention.latent_attention import LatentAttention, LatentConfig
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k

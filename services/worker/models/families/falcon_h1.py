@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention import Attention
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.linear import by_rows
-from services.worker.layers.mlp import MLP
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.state_space import SpaceConfig, StateSpace
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config.config_file import ConfigFile, refusal

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.activation import GELU_TANH
+from services.worker.layers.feed_forward.activation import GELU_TANH
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.config.rope_config import RopeConfig

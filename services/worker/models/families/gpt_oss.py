@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.routing import Gate, Routing
-from services.worker.layers.experts import Experts, SparseMLP
-from services.worker.layers.mxfp4 import GROUP, GROUP_BYTES
+from services.worker.layers.feed_forward.experts import Experts, SparseMLP
+from services.worker.layers.feed_forward.mxfp4 import GROUP, GROUP_BYTES
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
@@ -108,7 +108,7 @@ class Mxfp4Experts(InterleavedExperts):
         """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
         import torch
 
-        from services.worker.layers.mxfp4 import widened
+        from services.worker.layers.feed_forward.mxfp4 import widened
 
         return torch.stack([widened(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
 

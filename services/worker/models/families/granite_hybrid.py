@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.routing import Routing
-from services.worker.layers.attention import Attention
-from services.worker.layers.experts import SparseMLP
-from services.worker.layers.mlp import MLP
-from services.worker.layers.state_space import SpaceConfig, StateSpace
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.experts import SparseMLP
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.routing import Routing
-from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.layers.feed_forward.experts import Experts, SparseMLP
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.routing import Routing
-from services.worker.layers.attention import Attention
-from services.worker.layers.experts import Experts, SparseMLP
-from services.worker.layers.mlp import MLP
-from services.worker.layers.quantized_experts import QuantizedExperts, experts_of
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.experts import Experts, SparseMLP
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.feed_forward.quantized_experts import QuantizedExperts, experts_of
 from services.worker.layers.sharding import shifted
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder

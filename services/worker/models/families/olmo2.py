@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.mlp import MLP
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.whole_norm import whole_norms
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.norm.whole_norm import whole_norms
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config.config_file import ConfigFile

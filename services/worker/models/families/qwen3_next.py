@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from services.worker.layers.attention import Attention
-from services.worker.layers.gated_attention import GatedAttention
-from services.worker.layers.gated_delta_net import DeltaConfig, GatedDeltaNet
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.attention.gated_attention import GatedAttention
+from services.worker.layers.recurrent.gated_delta_net import DeltaConfig, GatedDeltaNet
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.config.rope_config import read_rope

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.activation import KNOWN
-from services.worker.layers.attention import Attention
-from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.feed_forward.activation import KNOWN
+from services.worker.layers.feed_forward.mlp import PlainMLP
 from services.worker.layers.linear import Projection
-from services.worker.layers.mlp import PlainMLP
+from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder

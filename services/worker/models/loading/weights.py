@@ -21,7 +21,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading.loader import load_checkpoint, load_tensors
 from services.worker.models.registry import find_model, read_model_config
 from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 OURS = ("services.worker.layers.", "services.worker.models.", "kernels.")  # whose objects are made of weights
 AT_START = "0"  # the version of the weights that a worker starts with

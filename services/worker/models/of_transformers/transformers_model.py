@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from services.worker.layers.rotary import cos_sin_table
+from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM, Layer
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.rope_config import NO_ROPE

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from services.worker.ranks.hosts.tls_session import TlsSession
 from shared.errors import Unauthenticated, Unavailable
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
+from shared.security.tls import client_context
 from shared.settings.tls import NO_TLS, Tls
-from shared.tls import client_context
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 30

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from services.worker.attention.port import AttentionBackend
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.attention import Attention
-from services.worker.layers.mlp import MLP
+from services.worker.layers.attention.attention import Attention
+from services.worker.layers.attention.rotary import cos_sin_table
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder

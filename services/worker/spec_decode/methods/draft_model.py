@@ -30,7 +30,7 @@ from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.errors import InvalidArgument
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 
 class DraftModel:

@@ -17,7 +17,7 @@ from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.eagle_head import EagleHead, read_eagle
 from services.worker.spec_decode.draft_models.features import FeatureProposer
 from services.worker.spec_decode.drafter import DrafterWorker, Target
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 
 class Eagle:

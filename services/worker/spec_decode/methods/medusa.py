@@ -27,7 +27,7 @@ from services.worker.spec_decode.proposer import Wanted
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 
 
 class MedusaHeads:

@@ -16,8 +16,8 @@ from services.worker.attention.port import AttentionBackend
 from services.worker.attention.spec import attention_spec
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import block_shape
+from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
-from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.mixture import MixtureLayer
 from services.worker.spec_decode.config import SpeculativeConfig

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from services.worker.structured.backends import libraries
 from services.worker.structured.backends.vocabulary import Vocabulary
-from shared.child import answer_all
 from shared.pb.common.v1 import sampling_pb2
+from shared.process.child import answer_all
 
 MEMORY_BYTES = 1 << 30  # beside what the library takes for itself
 SECONDS = 8.0  # of processor time

@@ -12,8 +12,8 @@ from services.worker.structured.backends import compile_child, libraries
 from services.worker.structured.backends.vocabulary import Vocabulary
 from services.worker.structured.port import Grammar, MaskFiller
 from shared import structured_output
-from shared.child import Child, ChildEnded
 from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.process.child import Child, ChildEnded
 from shared.structured_output.checks import refuse
 
 MOST_COMPILED_BYTES = 64 << 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import reference, triton
-from kernels.reference.kv_dtype import FP8, to_cache
+from kernels.reference.attention.kv_dtype import FP8, to_cache
 from kernels.triton.attention.shared_prefix import rows_per_tile, shared_prefix_attention
 from kernels.triton.single_row.row_attention import row_attention
 from tests.kernels.triton.attention.test_shared_prefix import grouped, share
@@ -95,6 +95,6 @@ def test_a_single_row(dtype, device):
 
 
 def test_what_8_bits_cost():
-    """The figure in kernels/reference/kv_dtype.py."""
+    """The figure in kernels/reference/attention/kv_dtype.py."""
     x = torch.randn(100_000)
     assert 0.024 < error(to_cache(x, torch.empty(0, dtype=FP8)).float(), x) < 0.028

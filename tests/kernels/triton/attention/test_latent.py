@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference, triton
-from kernels.reference.kv_dtype import FP8, to_cache
+from kernels.reference.attention.kv_dtype import FP8, to_cache
 from kernels.triton.attention import latent_blocks as module
 from kernels.triton.attention.latent_blocks import LatentTile, group_of, latent_chunk, latent_decode, splits_for
 from tests.kernels.latents import Latents, Rows, latents, stored

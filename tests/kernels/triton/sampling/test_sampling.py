@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference, triton
-from kernels.reference.noise import gumbel_noise
+from kernels.reference.sampling.noise import gumbel_noise
 from kernels.triton.sampling import bounded_sampling
 
 INF = float("inf")

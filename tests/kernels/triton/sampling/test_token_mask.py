@@ -6,7 +6,7 @@ import torch
 
 from kernels import reference
 from kernels.triton.sampling.token_mask import mask_logits
-from tests.kernels.test_token_mask import packed, scattered
+from tests.kernels.reference.test_token_mask import packed, scattered
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,8 +18,8 @@ from quire.async_client import AsyncClient
 from services.frontend.access.account import DAY_S, Account
 from services.frontend.access.key import Key, digest, read_key
 from services.frontend.access.sources import KeyFile
-from shared import block_hash
 from shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
+from shared.kv import block_hash
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running

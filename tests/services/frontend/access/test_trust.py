@@ -15,11 +15,11 @@ import trustme
 
 from services.frontend.main import Frontend
 from shared.errors import InvalidArgument
-from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.process.lifecycle import Shutdown
 from shared.rpc.channel import connect
 from shared.settings import FrontendSettings, Tls
 from tests.admin import admin_of
@@ -109,7 +109,7 @@ async def test_clients_are_served_under_tls_and_certificates_change_while_it_run
         scheduler(ScriptedScheduler()) as script,
         running(folder, script.address, until_health=(), client_tls=files("first", trustme.CA())) as frontend,
     ):
-        await asyncio.wait_for(frontend.frontend._http.listening(), 60)
+        await asyncio.wait_for(frontend.frontend.http.server.listening(), 60)
         await frontend.until_sessions(1)
         url = f"https://{frontend.frontend.http_address}/v1/models"
         old = trusting("first")

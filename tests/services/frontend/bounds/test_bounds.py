@@ -250,7 +250,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 100)
     monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 100)
     tokenizing, pieces, begun, go_on = (
-        frontend.frontend._tokenizer._encoder.own,
+        frontend.frontend.model.tokenizer._encoder.own,
         [],
         threading.Event(),
         threading.Event(),

@@ -33,7 +33,7 @@ async def over_http(frontend: Running, path: str, name: str) -> None:
     messages = [{"role": "user", "content": LONG}]
     body = {"messages": messages} if name == "messages" else {name: LONG}
     if path == "/v1/messages":
-        body |= {"model": frontend.frontend._catalogue.name, "max_tokens": 3}  # type: ignore[dict-item]
+        body |= {"model": frontend.frontend.core.catalogue.name, "max_tokens": 3}  # type: ignore[dict-item]
     reply = await frontend.http.post(path, json=body)
     assert reply.status_code == 400
     assert "maximum context length" in reply.text

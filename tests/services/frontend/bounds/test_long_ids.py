@@ -56,7 +56,7 @@ async def test_answers_are_those_of_lists(folder: Path) -> None:
         status, text = await ask(written)
         assert (status, json.loads(text)) == (
             200,
-            {"prompt": frontend.frontend._tokenizer.decode(IDS, skip_special_tokens=False)},
+            {"prompt": frontend.frontend.model.tokenizer.decode(IDS, skip_special_tokens=False)},
         )
         for wrong in ("-1", "1.5", "x", "4000000", "12345678901"):
             status, text = await ask(f"{wrong},{written}")

@@ -23,8 +23,8 @@ from services.frontend.directory import prefix_lookup
 from services.frontend.directory.directory import Index
 from services.frontend.directory.prefix_lookup import PrefixLookup
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 from shared.metrics.frontend import FrontendMetrics
 from shared.prefix_index import PrefixReader
 from tests.redis_server import RedisServer

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from redis import RedisError
 
-from shared import block_hash, model_identity
 from shared.columns import i32_bytes
+from shared.kv import block_hash
+from shared.models import model_identity
 from shared.pb.common.v1 import model_pb2
 from shared.prefix_index import BlockKeys, RegistryKeys, connect
 from shared.prefix_index.keys import member

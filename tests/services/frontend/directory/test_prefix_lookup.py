@@ -18,8 +18,8 @@ from services.frontend.directory import directory, prefix_lookup
 from services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, PrefixLookup
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from services.frontend.scheduler_client.sequence import Work
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 from shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics
 from shared.pb.common.v1 import model_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -74,7 +74,7 @@ async def shards(
         await published.holds(two, "worker-c", PROMPT, blocks_of_two)
         async with running(folder, one.address, redis=server.url) as frontend:
             await frontend.until_sessions(2)
-            index = frontend.frontend._redis.directory
+            index = frontend.frontend.redis.directory
             async with asyncio.timeout(60):
                 while index is None or (known := index.index(BLOCK_SIZE)) is None or not known.workers:
                     await asyncio.sleep(0.02)

@@ -196,7 +196,7 @@ async def test_what_was_not_asked_for_is_null(frontend: Running) -> None:
 
 
 async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> None:
-    special = min(frontend.frontend._tokenizer.special_ids)
+    special = min(frontend.frontend.model.tokenizer.special_ids)
     body = {**BODIES["/v1/completions"], "prompt": [70, special, 71], "echo": True, "logprobs": 1}
     choice = (await frontend.http.post("/v1/completions", json=body)).json()["choices"][0]
     offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]

@@ -252,7 +252,7 @@ async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_i
             kept: list[float] = []
             while not kept or kept[-1] < len(sockets):
                 await asyncio.sleep(0)
-                kept.append(frontend.frontend._connections.num_kept)
+                kept.append(frontend.frontend.door.connections.num_kept)
         finally:
             for sock in sockets:
                 sock.close()

@@ -213,7 +213,7 @@ async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: P
     async with scheduler(script), running(folder, script.address) as frontend:
         script.set_view(num_waiting=3, num_running=7, kv_cache_usage=0.25)
         async with asyncio.timeout(60):
-            while frontend.frontend._client.load != LOAD:
+            while frontend.frontend.core.client.load != LOAD:
                 await asyncio.sleep(0.01)
         for body in (COMPLETION, {**COMPLETION, "stream": True}, {**COMPLETION, "n": 0}):
             asked = {"endpoint-load-metrics-format": "json"}

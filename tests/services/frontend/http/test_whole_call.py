@@ -94,7 +94,7 @@ async def test_answers_are_the_same_and_so_is_what_is_counted(folder: Path, monk
     monkeypatch.setattr(Guarded, "_refuse_whole", noted)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
-        with frontend.frontend._admission.lease() as lease:
+        with frontend.frontend.door.admission.lease() as lease:
             lease.take(1, 0)
             named = (LENGTH, b"x-request-id: abc\r\n")
             whole = [call(LENGTH), call(*named), call(*named, line=b"POST /v1/messages/ HTTP/1.1\r\n")]
@@ -124,7 +124,7 @@ async def test_a_connection_that_is_idle_behind_a_refusal_is_closed(folder: Path
         scheduler(script),
         running(folder, script.address, max_inflight_requests=1, connections={"idle_s": 1}) as frontend,
     ):
-        with frontend.frontend._admission.lease() as lease:
+        with frontend.frontend.door.admission.lease() as lease:
             lease.take(1, 0)
             host, _, port = frontend.frontend.http_address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.frontend.input_processor import prompt_limits
-from services.frontend.request import Request, Sampling, TokenPrompt
+from services.frontend.request.request import Request, Sampling, TokenPrompt
 from shared.errors import InvalidArgument
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
 from services.frontend.input_processor.sentence_texts import Reader, SentenceTexts
-from services.frontend.request import PairPrompt, Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.request.request import PairPrompt, Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from services.frontend.scheduler_client.client import Limits
 from services.frontend.tokenizer.tokenizer import Tokenizer as OurTokenizer
 from shared.errors import InvalidArgument

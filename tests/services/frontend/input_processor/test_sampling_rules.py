@@ -10,7 +10,7 @@ import pytest
 
 from services.frontend.input_processor import logits_processors, not_offered, sampling_rules
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.request import BeamSearch, RepetitionDetection
+from services.frontend.request.request import BeamSearch, RepetitionDetection
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unimplemented

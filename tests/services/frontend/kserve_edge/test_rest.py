@@ -124,7 +124,7 @@ async def test_wrong_bodies_are_told_what_is_wrong(
 
 async def test_a_full_server_refuses_from_the_headers(served: tuple[Running, ScriptedScheduler]) -> None:
     frontend, _ = served
-    lease = frontend.frontend._admission.lease()
+    lease = frontend.frontend.door.admission.lease()
     lease.take(1024, 0)
     reply = await frontend.http.post(f"{MODEL}/infer", content=b"not even JSON")
     lease.release()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from services.frontend.input_processor.scoring import Scoring, probabilities
-from services.frontend.request import PairPrompt, TextPrompt
+from services.frontend.request.request import PairPrompt, TextPrompt
 from shared.columns import f32_bytes
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb

@@ -13,7 +13,7 @@ from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.talking import MARKUP
 from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder

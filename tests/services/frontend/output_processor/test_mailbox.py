@@ -7,12 +7,12 @@ from collections.abc import Collection
 
 import pytest
 
-from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request import Sampling
+from services.frontend.request.request import Sampling
 from services.frontend.scheduler_client.sequence import End
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import Internal

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.frontend.delta import Delta
+from services.frontend.generation.delta import Delta
 from services.frontend.output_processor import pace
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.pace import ReaderPace

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared import block_hash
+from shared.kv import block_hash
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

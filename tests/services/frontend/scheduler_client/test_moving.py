@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv import block_hash
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running

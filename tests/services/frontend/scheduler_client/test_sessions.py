@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared import block_hash
 from shared.columns import u32_bytes
 from shared.errors import FailedPrecondition
+from shared.kv import block_hash
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.frontend import main
+from services.frontend.composition import health
 from services.frontend.scheduler_client.connection import Connection
 from services.frontend.scheduler_client.session import Session
-from shared import liveness
+from shared.process import liveness
 from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of
@@ -59,7 +59,7 @@ async def until_liveness(frontend: Running, wanted: object) -> None:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LOOK_S", 0.02)
-    monkeypatch.setattr(main, "ATTEMPT_PATIENCE_S", 0.4)
+    monkeypatch.setattr(health, "ATTEMPT_PATIENCE_S", 0.4)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -85,7 +85,7 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
 async def test_a_scheduler_that_is_away_is_no_death_of_the_frontend(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "ATTEMPT_PATIENCE_S", 10.0)  # 500 looks: an attempt and its pause take less
+    monkeypatch.setattr(health, "ATTEMPT_PATIENCE_S", 10.0)  # 500 looks: an attempt and its pause take less
     looked = asyncio.Event()
     look, num_looks = liveness.Liveness.look, 0
 

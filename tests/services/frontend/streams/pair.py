@@ -35,7 +35,7 @@ class Pair(NamedTuple):
     async def kill_maker(self, request_id: str) -> None:
         """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
         self.script.pause()
-        streams = self.a.frontend._streams
+        streams = self.a.frontend.core.streams
         (key,) = (key for key in streams._made if key.request_id == request_id)
         made = streams._made[key]
         task = streams._running[key]

@@ -153,7 +153,7 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend.frontend._streams, "terms", Terms(0.0, StreamLimits()))
+    monkeypatch.setattr(frontend.frontend.core.streams, "terms", Terms(0.0, StreamLimits()))
     for call, field in (
         (frontend.inference.Generate(asked("none")), "resumable"),
         (attach(frontend, "none"), "request_id"),
@@ -203,7 +203,7 @@ class Clock:
 async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
     strict: Running, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams, clock = strict.frontend._streams, Clock()
+    streams, clock = strict.frontend.core.streams, Clock()
     monkeypatch.setattr(streams, "_clock", clock)
     script.pause()
     call = strict.inference.Generate(asked("unread", tenant="reader", max_tokens=90))

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from services.frontend.streams.redis_store import LEAVE
-from shared import secret_file
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.security import secret_file
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import running
 from tests.services.frontend.streams.pair import Pair, paired
@@ -206,7 +206,7 @@ async def test_what_redis_keeps_expires(pair: Pair) -> None:
         assert left_ms.keys() >= {"request", "log"}
         assert all(0 < left <= 100_000 for left in left_ms.values())
         client.delete(*client.keys("*:expires"))
-    await pair.a.frontend._streams.beat()
+    await pair.a.frontend.core.streams.beat()
     assert (await refusal(attach(pair.b, "expires"))).code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -225,7 +225,7 @@ async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) ->
             refused = await refusal(pair.b.inference.Generate(asked("new")))
             assert refused.code() == grpc.StatusCode.UNAVAILABLE
             pair.redis.start()
-            await pair.a.frontend._streams.beat()
+            await pair.a.frontend.core.streams.beat()
             pair.script.resume()
     assert offsets(found)[0] == 0
     assert offsets(found)[-1] == len(found) - 1

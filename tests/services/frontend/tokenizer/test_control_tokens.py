@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.frontend.request import ChatPrompt
+from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer import tokenizer as own
 from services.frontend.tokenizer.spellings import Spellings
 from shared.pb.inference.v1 import inference_pb2 as pb

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.request import ChatPrompt, Request, Sampling
+from services.frontend.request.request import ChatPrompt, Request, Sampling
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.conversations import conversations as module
 from services.frontend.tokenizer.conversations.conversations import Conversations
@@ -86,7 +86,7 @@ async def test_it_is_started_again_and_done_here_while_it_does_not_answer(
     await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert await conversations.sections(said(FILLING)) == expected
     assert conversations.pid not in (None, first)
-    monkeypatch.setattr("shared.child.LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr("shared.process.child.LONGEST_WAIT_S", 0.05)
     assert conversations.pid is not None
     os.kill(conversations.pid, signal.SIGSTOP)
     assert await conversations.sections(said(FILLING)) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import model_hub
+from shared.models import model_hub
 from tests import gguf_files
 
 

@@ -20,7 +20,7 @@ from services.scheduler.core.sequence import Family, Sequence
 from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from services.scheduler.policies import find_policy
-from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
+from shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle

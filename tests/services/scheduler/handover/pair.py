@@ -15,7 +15,7 @@ from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.replica import Replica
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2
 from shared.settings import SchedulerSettings

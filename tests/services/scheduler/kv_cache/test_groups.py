@@ -7,9 +7,10 @@ import pytest
 
 from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from shared import block_hash, columns, kv_specs, kv_wire
+from shared import columns
 from shared.errors import FailedPrecondition
-from shared.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
+from shared.kv import block_hash, kv_specs, kv_wire
+from shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 SIZE = 4

@@ -8,8 +8,9 @@ from services.scheduler.kv_cache.block_pool import BlockPool
 from services.scheduler.kv_cache.free_list import FreeList
 from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from shared import block_hash, columns
-from shared.kv_specs import ONE_FULL
+from shared import columns
+from shared.kv import block_hash
+from shared.kv.kv_specs import ONE_FULL
 
 COMMON = list(range(48))
 

@@ -20,9 +20,9 @@ from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
-from shared import block_hash
 from shared.columns import i32_bytes
-from shared.kv_specs import FULL, ONE_FULL, KVSpec, Window
+from shared.kv import block_hash
+from shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Window
 from shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect

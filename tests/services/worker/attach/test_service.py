@@ -23,12 +23,15 @@ from services.worker.attach import session as session_module
 from services.worker.attach.attachment import Attachment
 from services.worker.main import serve
 from services.worker.replica import Replica
-from shared import block_hash, columns, liveness, logs, model_identity
-from shared.block_hash import chain, root_hash, split
+from shared import columns, logs
 from shared.errors import FailedPrecondition, InvalidArgument
-from shared.lifecycle import Shutdown
+from shared.kv import block_hash
+from shared.kv.block_hash import chain, root_hash, split
+from shared.models import model_identity
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process import liveness
+from shared.process.lifecycle import Shutdown
 from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from shared.settings import WorkerSettings
 from tests.admin import admin_of, calling

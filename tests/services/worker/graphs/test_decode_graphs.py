@@ -77,7 +77,7 @@ class Copying(SharedMemory):
 
 def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
     attention = CheckedAttention()
-    with mock.patch("services.worker.build.choose_attention", return_value=attention):
+    with mock.patch("services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400)
     runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     runner._device = PretendAsynchronous("cpu", "pretending")

@@ -29,7 +29,7 @@ from tests.services.worker.graphs.test_chunk_graphs import SHAPES, use_chunk_gra
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.shared.test_sentence_transformers import DENSE, MEAN, TRANSFORMER, write
+from tests.shared.models.test_sentence_transformers import DENSE, MEAN, TRANSFORMER, write
 
 Make = Callable[[str], Checkpoint]
 Vector = npt.NDArray[np.float32]

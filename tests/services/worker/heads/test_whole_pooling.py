@@ -16,10 +16,10 @@ from services.worker.heads.whole_pooling import WholePoolingHead
 from services.worker.step.admission import Admission
 from services.worker.step.step_inputs import StepInputs
 from shared.errors import InvalidArgument
+from shared.models.sentence_transformers import SentenceModel
 from shared.pb.common.v1.pooling_pb2 import POOLER_LAST, PoolingParams
 from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.sentence_transformers import SentenceModel
-from tests.shared.test_sentence_transformers import DENSE, MEAN, NORMALIZE, TRANSFORMER, write
+from tests.shared.models.test_sentence_transformers import DENSE, MEAN, NORMALIZE, TRANSFORMER, write
 
 SIZE, LENGTHS = 8, (5, 1, 3)
 PLAIN = SentenceModel(("cls",), normalizes=True)

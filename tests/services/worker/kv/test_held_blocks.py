@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.worker.kv.held_blocks import HeldBlocks
-from shared.block_hash import chain, root_hash, split
 from shared.columns import i32_bytes
+from shared.kv.block_hash import chain, root_hash, split
 
 ROOT = root_hash(salt="someone")
 

@@ -15,7 +15,7 @@ from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, KVSpec, LayerSpec, State, Window
+from shared.kv.kv_specs import FULL, KVSpec, LayerSpec, State, Window
 
 LAYERS: list[LayerSpec] = [(FULL, State(64)), FULL, (FULL, State(64)), FULL]  # groups: full, full, state
 SHAPE = BlockShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)

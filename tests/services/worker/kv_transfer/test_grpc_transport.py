@@ -21,13 +21,13 @@ from services.worker.kv_transfer.page_service import PageService
 from services.worker.kv_transfer.transport import WantedPages, WrongPages
 from shared.columns import U32
 from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
-from shared.kv_source import KVSource
+from shared.kv.kv_source import KVSource
 from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler, Door
-from shared.secret_file import SecretFile
+from shared.security.secret_file import SecretFile
 
 EPOCH = 7
 LAYOUT = b"l" * 32

@@ -13,9 +13,9 @@ from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv_transfer.layout import layout_of
 from services.worker.kv_transfer.pages import Pages
-from shared.block_hash import chain, root_hash
 from shared.columns import i32_bytes
 from shared.errors import FailedPrecondition
+from shared.kv.block_hash import chain, root_hash
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.lora import peft_folder
 from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library

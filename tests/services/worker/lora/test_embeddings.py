@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy
@@ -17,8 +17,9 @@ from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_prompt_logprobs import asking, check, found
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
+from tests.services.worker.lora.merged import check_on_the_tape, check_side_by_side
 from tests.services.worker.lora.peft_folders import bases, embedding, head
-from tests.services.worker.lora.test_loading import load, rig_of, unload
+from tests.services.worker.lora.test_loading import load, rig_of
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -41,32 +42,17 @@ def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_p
     vectors = peft_folders.save(made, tmp_path / "vectors", seed=2, rank=7, more=[embedding], wanted=none)
     logits = peft_folders.save(made, tmp_path / "logits", seed=3, rank=2, more=[head], wanted=none)
     given = {"both": both, "vectors": vectors, "logits": logits, "": made}
-    rig = Rig(made.folder, lora={name: str(given.folder) for name, given in given.items() if name})
-    news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(given)]
-    rig.step(news, {0: 9, 1: 10, 2: 5, 3: 12})
-    rig.step(counts={2: 6})
-    for _ in range(3):
-        rig.step()
-    for slot, merged in enumerate(given.values()):
-        assert error(rig, merged, slot) < MAX_ERROR
-        assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
+    check_side_by_side(made, given)
 
 
 @pytest.mark.skipif(**needs_library)
 def test_on_the_tape_and_while_it_runs(checkpoint: Make, tmp_path: Path) -> None:
-    """Adapters that come after everything was recorded, one after the other at the same number."""
     made = checkpoint("qwen3-tied")
-    rig = rig_of(made, tmp_path, attention_backend="auto", block_size=16, max_loras=1)
-    for seed in (1, 2):
-        merged = peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=seed + 3, more=[bases, embedding, head])
-        adapter = load(rig, merged)
-        rig.logits.clear()
-        rig.step([New(0, prompt(9, seed), adapter="a"), New(1, prompt(8))], {0: 9, 1: 8})
-        rig.step()
-        assert error(rig, merged, 0) < MAX_ERROR
-        assert error(rig, made, 1) < MAX_ERROR
-        rig.step(released=[0, 1])
-        unload(rig, adapter)
+
+    def new(seed: int) -> Checkpoint:
+        return peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=seed + 3, more=[bases, embedding, head])
+
+    check_on_the_tape(made, tmp_path, new, (1, 2))
 
 
 def test_over_a_quantized_base(tmp_path: Path) -> None:

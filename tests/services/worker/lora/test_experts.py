@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.lora import peft_folder
 from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
@@ -17,9 +17,9 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
+from tests.services.worker.lora.merged import check_on_the_tape, check_side_by_side
 from tests.services.worker.lora.peft_folders import all_experts, each_expert
 from tests.services.worker.lora.test_embeddings import WEIGHTS, none
-from tests.services.worker.lora.test_loading import load, rig_of, unload
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -38,32 +38,18 @@ def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_p
         ),
         "": made,
     }
-    rig = Rig(made.folder, lora={name: str(merged.folder) for name, merged in given.items() if name})
-    news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(given)]
-    rig.step(news, {0: 9, 1: 10, 2: 5, 3: 12})
-    rig.step(counts={2: 6})
-    for _ in range(3):
-        rig.step()
-    for slot, merged in enumerate(given.values()):
-        assert error(rig, merged, slot) < MAX_ERROR
-        assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
+    check_side_by_side(made, given)
 
 
 @pytest.mark.skipif(**needs_library)
 def test_on_the_tape_and_while_it_runs(checkpoint: Make, tmp_path: Path) -> None:
-    """Adapters that come after everything was recorded, one after the other at the same number."""
     made = checkpoint("qwen3-moe-tied")
-    rig = rig_of(made, tmp_path, attention_backend="auto", block_size=16, max_loras=1)
-    for seed, experts in enumerate((each_expert, all_experts)):
-        merged = peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=seed + 3, more=[experts])
-        adapter = load(rig, merged)
-        rig.logits.clear()
-        rig.step([New(0, prompt(9, seed), adapter="a"), New(1, prompt(8))], {0: 9, 1: 8})
-        rig.step()
-        assert error(rig, merged, 0) < MAX_ERROR
-        assert error(rig, made, 1) < MAX_ERROR
-        rig.step(released=[0, 1])
-        unload(rig, adapter)
+
+    def new(seed: int) -> Checkpoint:
+        experts = (each_expert, all_experts)[seed]
+        return peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=seed + 3, more=[experts])
+
+    check_on_the_tape(made, tmp_path, new, (0, 1))
 
 
 def test_parameters_that_have_inputs_first(checkpoint: Make, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from services.worker.lora import peft_folder
 from services.worker.lora.step_rows import StepRows
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
-from shared.adapter_contents import AdapterId
+from shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
 from tests.services.worker.lora import peft_folders

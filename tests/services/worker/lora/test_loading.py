@@ -15,8 +15,8 @@ from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import LowRank, PeftFolder
 from services.worker.lora.reader import AdapterReader, Found
-from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from shared.models.adapter_contents import AdapterId
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.lora import peft_folders

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.worker.lora import peft_folder
-from shared.adapter_contents import AdapterId
+from shared.models.adapter_contents import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import Make, error, prompt

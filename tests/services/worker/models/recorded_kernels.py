@@ -26,7 +26,7 @@ import kernels
 from kernels import triton as triton_package
 from kernels.triton.precompile.jobs import jobs
 from kernels.triton.precompile.processes import AbsentGpu
-from quire.bench import shapes
+from quire.bench.workload import shapes
 from services.worker import limits
 from services.worker.attention.spec import attention_spec
 from services.worker.attention.triton import TritonAttention
@@ -48,7 +48,7 @@ from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import SlotTable
 from services.worker.warmup.build_kernels import model_shape
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 from shared.settings import WorkerSettings
 
 META = torch.device("meta")

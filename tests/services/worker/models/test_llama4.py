@@ -17,7 +17,7 @@ from services.worker.models.families.llama4 import Llama4Config, StackedExperts,
 from services.worker.models.loading.loader import fill_dummy
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
-from shared.model_identity import read_config
+from shared.models.model_identity import read_config
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, MAX_ERROR_BFLOAT16, error, errors, prompt

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from shared.errors import InvalidArgument
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import all_experts, bases, each_expert, embedding, head

@@ -25,10 +25,10 @@ from services.worker.ranks.group import RankFailure
 from services.worker.ranks.hosts.channel import Channel, Proofs
 from services.worker.ranks.local import LocalRanks
 from shared.errors import InvalidArgument, Unauthenticated, Unavailable
-from shared.secret_file import SecretFile, write
+from shared.security.secret_file import SecretFile, write
+from shared.security.tls import server_context
 from shared.settings import WorkerSettings
 from shared.settings.tls import Tls
-from shared.tls import server_context
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig

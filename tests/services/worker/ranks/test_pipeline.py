@@ -15,7 +15,7 @@ from services.worker.layers.stages import Stage
 from services.worker.ranks.seat import Seat
 from shared.columns import f32
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, Window
+from shared.kv.kv_specs import FULL, Window
 from shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.engine.engine import Engine
 from services.worker.ranks.follower import EXIT_ORPHANED, RankReplica
 from services.worker.ranks.grammars import FollowedGrammars

@@ -18,7 +18,7 @@ import kernels
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionMetadata
 from services.worker.attention.spec import attention_spec
-from services.worker.build import build_replica
+from services.worker.building.build import build_replica
 from services.worker.kv import kv_cache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from quire.bench.structured import schema
-from services.worker.build import build_replica, open_grammars
+from quire.bench.modes.structured import schema
+from services.worker.building.build import build_replica, open_grammars
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.pb.common.v1 import sampling_pb2
 from shared.settings import WorkerSettings

@@ -9,7 +9,7 @@ from services.frontend.output_processor.parsing.events import CallStart, Event
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.request import Tool
+from services.frontend.request.request import Tool
 
 TOOLS = (
     Tool(

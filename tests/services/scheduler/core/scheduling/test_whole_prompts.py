@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import StepResult
-from shared.kv_specs import NOTHING
+from shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)

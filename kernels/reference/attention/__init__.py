@@ -1,0 +1,1 @@
+"""Attention over cached keys and values, and what goes into the cache."""

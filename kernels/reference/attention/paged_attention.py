@@ -1,0 +1,155 @@
+"""Attention over keys and values that lie in blocks (arXiv 2309.06180)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.reference.attention.kv_dtype import take_blocks
+
+GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    chunked: bool = False,
+) -> torch.Tensor:
+    """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
+
+    q: [num_tokens, num_q_heads, head_dim], sequence after sequence
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], in any float dtype; query head h reads kv head
+        h // (num_q_heads // num_kv_heads)
+    block_tables: int32 [num_seqs, width], the blocks of each sequence in order; width * block_size bounds seq_lens
+    query_start: int32 [num_seqs + 1], rows of sequence i are query_start[i] to query_start[i + 1], at least one each;
+        num_tokens == num_seqs therefore means that every sequence has one row, and query_start is not read
+    seq_lens: int32 [num_seqs], positions of each sequence, these rows included: its row j (of n) is position
+        seq_lens - n + j and sees positions up to itself (bottom-right alignment)
+    sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
+    chunked: the window does not slide: positions fall into chunks of sliding_window, from 0 on, and a row sees those of
+        its own chunk only
+    sinks: None, or float32 [num_q_heads]: a score of each head, not scaled, that takes its share of every softmax and
+        gives nothing (arXiv 2309.17453, section 3.3)
+    softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
+    Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
+
+    Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
+    """
+    assert sliding_window or not chunked
+    if q.size(0) == block_tables.size(0):
+        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap, chunked)
+    assert query_start is not None, "a sequence has several rows"
+    out = torch.empty_like(q)
+    starts, lens = query_start.tolist(), seq_lens.tolist()
+    for i, seq_len in enumerate(lens):
+        rows = slice(starts[i], starts[i + 1])
+        k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
+        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked)
+    return out
+
+
+def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """[seq_len, num_kv_heads, head_dim]"""
+    blocks = table[: -(-seq_len // cache.size(1))]
+    return take_blocks(cache, blocks).flatten(0, 1)[:seq_len]
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int,
+    sinks: torch.Tensor | None,
+    softcap: float,
+    chunked: bool,
+) -> torch.Tensor:
+    """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
+    num_rows, num_keys = q.size(0), k.size(0)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
+    is_plain = sinks is None and not softcap
+    if num_rows == num_keys and is_plain and not 0 < window < num_keys:  # without a mask, half of it is left out
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    else:
+        query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
+        seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window, chunked)
+        out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    sinks: torch.Tensor | None,
+    softcap: float,
+    chunked: bool,
+) -> torch.Tensor:
+    """One row per sequence, all padded to the width of the tables: no length is read on the host."""
+    width = block_tables.size(1) * k_cache.size(1)
+    per_row = width * k_cache.size(2) * k_cache.size(3)
+    chunk = max(1, GATHERED_ELEMENTS // per_row)
+    key_positions = torch.arange(width, device=q.device)
+    parts = []
+    for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
+        seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window, chunked)  # [rows, width]
+        k, v = (_gather_padded(cache, block_tables[rows], seen, q.dtype) for cache in (k_cache, v_cache))
+        attended = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
+        parts.append(attended.squeeze(2))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _softmax_sum(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+    softcap: float,
+) -> torch.Tensor:
+    """q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q"""
+    if sinks is None and not softcap:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+    group = q.size(1) // k.size(1)
+    k, v = (t.float().repeat_interleave(group, 1) for t in (k, v))
+    scores = q.float() @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        return (scores.softmax(3) @ v).to(q.dtype)
+    sink = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return (torch.cat((scores, sink), 3).softmax(3)[..., :-1] @ v).to(q.dtype)
+
+
+def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[rows, num_kv_heads, width, head_dim]; zero where not seen, because a masked NaN would still spread."""
+    blocks = take_blocks(cache, tables.flatten()).to(dtype)
+    rows = blocks.view(tables.size(0), -1, cache.size(2), cache.size(3))
+    if rows.device.type == "cpu":  # there the few places that are not seen are found at once
+        row, place = (~seen).nonzero(as_tuple=True)
+        rows[row, place] = 0
+    else:
+        rows.masked_fill_(~seen[:, :, None, None], 0)
+    return rows.transpose(1, 2)
+
+
+def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int, chunked: bool) -> torch.Tensor:
+    seen = key_positions <= query_positions
+    if not window:
+        return seen
+    before = query_positions % window + 1 if chunked else window  # a row sees so many, itself included
+    return seen & (key_positions > query_positions - before)

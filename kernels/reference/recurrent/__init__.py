@@ -1,0 +1,1 @@
+"""Recurrent layers: a state a sequence in place of keys and values."""

@@ -1,0 +1,76 @@
+"""Choosing tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.reference.sampling.noise import gumbel_noise
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """One token per row, int32 [num_rows]. A row depends on nothing but its own values.
+
+    logits: float32 [num_rows, vocab_size], may be overwritten; -inf bans a token
+    temperature: float32 [num_rows], 0: greedy, the lowest id among the most likely; None: all rows are greedy
+    top_k: int32 [num_rows], keep the k most likely, equals of the k-th stay; 0 or less: all; None: all, everywhere
+    top_p: float32 [num_rows], then keep the most likely whose probabilities add up to top_p, at least one, equals of
+        the last stay; 1: all; None: all, everywhere
+    min_p: float32 [num_rows], before both drop what is less likely than min_p times the most likely; None: nothing
+    seeds: int64 [num_rows]; positions: int32 [num_rows], the index of the token to be sampled in its sequence
+    Filters look at probabilities after the division by temperature. What remains is sampled as
+    argmax(logit / temperature + noise(seed, position, id)) (Gumbel-max); the noise is defined in noise.py.
+
+    -1 for a row without a choice: it holds a NaN or +inf, or nothing but -inf.
+    """
+    choice = logits.argmax(dim=1)
+    lost = ~torch.isfinite(logits.amax(dim=1))  # amax passes NaN on
+    if temperature is not None:
+        noisy = filtered(logits, temperature, top_k, top_p, min_p) + gumbel_noise(seeds, positions, logits.size(1))
+        choice = torch.where(temperature == 0, choice, noisy.argmax(dim=1))
+    return choice.masked_fill(lost, -1).int()
+
+
+def filtered(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    """What `sample` draws from, float32 [num_rows, vocab_size]: logits by temperature (greedy rows as they are), -inf
+    where a filter dropped a token. Arguments as there."""
+    if temperature is not None:
+        logits = logits / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
+    if min_p is not None:
+        cutoff = logits.amax(dim=1) + min_p.log()
+        logits = _drop_below(logits, cutoff)
+    if top_k is None and top_p is None:
+        return logits
+    ordered = logits.sort(dim=1, descending=True).values
+    if top_k is not None:
+        cutoff = _value_at(ordered, torch.where(top_k > 0, top_k, logits.size(1)))
+        logits, ordered = _drop_below(logits, cutoff), _drop_below(ordered, cutoff)
+    if top_p is not None:
+        probabilities = ordered.softmax(dim=1)
+        before = probabilities.cumsum(dim=1) - probabilities  # of all tokens that are more likely
+        wanted = torch.where(top_p < 1, (before < top_p.unsqueeze(1)).sum(dim=1), logits.size(1))
+        logits = _drop_below(logits, _value_at(ordered, wanted))
+    return logits
+
+
+def _value_at(ordered: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """The count-th value of each row, [num_rows]."""
+    last = count.clamp(min=1, max=ordered.size(1)).long() - 1
+    return ordered.gather(1, last.unsqueeze(1)).squeeze(1)
+
+
+def _drop_below(logits: torch.Tensor, cutoff: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(logits < cutoff.unsqueeze(1), float("-inf"))

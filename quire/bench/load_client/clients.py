@@ -1,0 +1,181 @@
+"""Client processes: as many as it takes for the client not to be what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Protocol
+
+import uvloop
+
+from quire.bench.load_client.arrivals import Arrivals
+from quire.bench.load_client.timing import Outcome, Received, Timing
+from quire.bench.workload.workloads import Item, Workload
+from shared.errors import Unavailable
+
+HEAD_START_S = 0.05  # for the word to start to reach every client
+POLL_S = 0.2
+BUSY = 0.85  # of a core: from here on the client may be what is measured
+
+Progress = Callable[[int, int], None]  # (requests ended, of how many)
+
+
+class Caller(Protocol):
+    """One way of sending requests; lives in one client process."""
+
+    async def open(self) -> None:
+        """Before anything is sent."""
+
+    def body(self, item: Item) -> bytes:
+        """Made before the load begins, so that making it is not measured."""
+
+    async def call(self, body: bytes) -> tuple[Timing, Received]:
+        """Sends it; never raises for a failed request."""
+
+    def settle(self, timing: Timing, received: Received) -> None:
+        """Reads what came back into `timing`, once the load is over."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one client sends, and when."""
+
+    items: Sequence[Item]
+    offsets_s: Sequence[float]
+    in_flight: int  # 0: no limit
+
+
+class Clients:
+    """`with Clients(count, new_caller) as clients: clients.run(...)`. Connections stay open between runs.
+
+    `new_caller` is called inside each process, on its loop, so it must be picklable.
+    """
+
+    def __init__(self, count: int, new_caller: Callable[[], Caller]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ended: Any = context.Array("i", count)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for index in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_play, args=(theirs, new_caller, self._ended, index), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome:
+        """Sends the requests of `work` as `arrivals` says; returns when each has ended."""
+        pipes = self._pipes[: arrivals.most_clients(len(self._pipes))]
+        offsets = arrivals.offsets_s(len(work.items))
+        for i, pipe in enumerate(pipes):
+            share = slice(i, None, len(pipes))
+            pipe.send(Job(work.items[share], offsets[share], arrivals.share(i, len(pipes))))
+        for pipe in pipes:
+            pipe.recv()  # its requests are ready to be sent
+        begin = time.monotonic() + HEAD_START_S
+        for pipe in pipes:
+            pipe.send(begin)
+        answers = self._collect(pipes, len(work.items), progress)
+        timings = [timing for part, _ in answers for timing in part]
+        return Outcome(begin, work.num_prompt_tokens, timings, [cpu for _, cpu in answers])
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _collect(
+        self, pipes: Sequence[Connection], total: int, progress: Progress | None
+    ) -> list[tuple[list[Timing], float]]:
+        answers, open_pipes = [], list(pipes)
+        while open_pipes:
+            for pipe in wait(open_pipes, POLL_S):
+                assert isinstance(pipe, Connection)
+                try:
+                    answers.append(pipe.recv())
+                except EOFError:
+                    raise Unavailable("a client process died") from None
+                open_pipes.remove(pipe)
+            if progress:
+                progress(sum(self._ended), total)
+        return answers
+
+
+def default_count() -> int:
+    """Half of the cores, at most 8: the services need the rest."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2))
+
+
+def _play(pipe: Connection, new_caller: Callable[[], Caller], ended: Any, index: int) -> None:
+    async def play() -> None:
+        await _Player(pipe, new_caller(), ended, index).play()
+
+    with contextlib.suppress(EOFError, KeyboardInterrupt):  # the bench is over
+        uvloop.run(play())
+
+
+class _Player:
+    """The life of a client process: a job, the word to begin, the outcome; again."""
+
+    def __init__(self, pipe: Connection, caller: Caller, ended: Any, index: int) -> None:
+        self._pipe = pipe
+        self._caller = caller
+        self._ended = ended
+        self._index = index
+
+    async def play(self) -> None:
+        try:
+            await self._caller.open()
+            while True:
+                await self._play_one(await self._told())
+        finally:
+            await self._caller.close()
+
+    async def _told(self) -> Any:
+        """Waits off the loop, which has connections to look after."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._pipe.recv)
+
+    async def _play_one(self, job: Job) -> None:
+        bodies = [self._caller.body(item) for item in job.items]
+        self._ended[self._index] = 0
+        self._pipe.send("ready")
+        begin = await self._told()
+        cpu = time.process_time()
+        answers = await self._send_all(bodies, job, begin)
+        cpu = time.process_time() - cpu
+        share = cpu / max(1e-9, time.monotonic() - begin)
+        for timing, received in answers:
+            self._caller.settle(timing, received)
+        self._pipe.send(([timing for timing, _ in answers], share))
+
+    async def _send_all(self, bodies: Sequence[bytes], job: Job, begin: float) -> list[tuple[Timing, Received]]:
+        gate = asyncio.Semaphore(job.in_flight or len(bodies))
+
+        async def send(body: bytes, offset_s: float) -> tuple[Timing, Received]:
+            await asyncio.sleep(begin + offset_s - time.monotonic())
+            async with gate:
+                answer = await self._caller.call(body)
+            self._ended[self._index] += 1
+            return answer
+
+        return await asyncio.gather(*(send(*pair) for pair in zip(bodies, job.offsets_s, strict=True)))

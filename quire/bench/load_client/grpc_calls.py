@@ -1,0 +1,88 @@
+"""The load client's gRPC half. Messages stay bytes until the load is over, so that reading them disturbs nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import grpc.aio
+
+from quire.bench.load_client.timing import Received, Timing
+from quire.bench.workload.workloads import Item
+from quire.params import SamplingParams, StructuredOutput
+from quire.requests import Options, generate_request
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.rpc.channel import connect
+
+METHOD = "/quire.inference.v1.InferenceService/Generate"
+ATTEMPTS = 16  # for each frontend, to get a connection to it
+ASK_TIMEOUT_S = 10.0
+FRONTEND_METADATA = "quire-frontend"
+
+
+class GrpcCaller:
+    """Spreads its calls over all frontends behind one port alike. The kernel spreads connections by chance: of 16, one
+    of 4 frontends may get 7, and all that is measured then is how long that one takes."""
+
+    def __init__(self, address: str, temperature: float, *, final_only: bool, frontends: int) -> None:
+        self._address = address
+        self._temperature = temperature
+        self._final_only = final_only
+        self._frontends = frontends
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: cycle[Any] = cycle([])
+
+    async def open(self) -> None:
+        by_frontend: dict[str, grpc.aio.Channel] = {}
+        for _ in range(ATTEMPTS * self._frontends):
+            channel = connect(self._address)
+            name = await _name_of(channel) if self._frontends > 1 else ""
+            if name in by_frontend:
+                await channel.close()
+            by_frontend.setdefault(name, channel)
+            if not name or len(by_frontend) == self._frontends:
+                break
+        self._channels = list(by_frontend.values())
+        self._stubs = cycle([channel.unary_stream(METHOD) for channel in self._channels])
+
+    def body(self, item: Item) -> bytes:
+        params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)
+        if item.json_schema:
+            params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
+        request = generate_request(item.prompt, params, Options(final_only=self._final_only, model=item.adapter))
+        return bytes(request.SerializeToString())
+
+    async def call(self, body: bytes) -> tuple[Timing, Received]:
+        received: Received = []
+        timing = Timing(time.monotonic())
+        try:
+            async for message in next(self._stubs)(body):
+                received.append((time.monotonic(), message))
+        except grpc.aio.AioRpcError as error:
+            timing.error = f"{error.code().name}: {error.details()}"
+        timing.ended = time.monotonic()
+        return timing, received
+
+    def settle(self, timing: Timing, received: Received) -> None:
+        for at, message in received:
+            count = len(pb.GenerateResponse.FromString(message).token_ids)
+            if count:
+                timing.arrivals.append(at)
+                timing.num_tokens += count
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+async def _name_of(channel: grpc.aio.Channel) -> str:
+    """Of the frontend at its other end; empty if it does not say, which a call will say more about."""
+    call = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=ASK_TIMEOUT_S)
+    try:
+        told = dict(await call.trailing_metadata())
+    except grpc.aio.AioRpcError:
+        return ""
+    return str(told.get(FRONTEND_METADATA, ""))

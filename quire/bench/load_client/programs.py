@@ -1,0 +1,76 @@
+"""Other engines that run as a program of ours in their own environment: a load in as a line, what came of it out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+from types import TracebackType
+from typing import Any
+
+from quire.bench.load_client.arrivals import Arrivals
+from quire.bench.load_client.clients import Progress
+from quire.bench.load_client.timing import Outcome, Timing
+from quire.bench.workload.workloads import Workload
+from shared.errors import Unavailable
+
+END_TIMEOUT_S = 30.0
+
+
+class Program:
+    """`peers/vllm_generate.py` says what the lines are. All requests of a load come at once and end with the last."""
+
+    def __init__(self, command: str) -> None:
+        """Returns when it is ready."""
+        self._command = command
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(shlex.split(command), stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        self._forget = False
+        try:
+            self._answer()
+        except Unavailable:
+            self.close()
+            raise
+
+    def forget(self) -> None:
+        """Cached prefixes, before the next load."""
+        self._forget = True
+
+    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome:
+        load = {
+            "prompts": [item.prompt for item in work.items],
+            "num_output": [item.num_output for item in work.items],
+            "temperature": work.temperature,
+            "forget": self._forget,
+        }
+        self._forget = False
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(load) + "\n")
+        answer = self._answer()
+        end = time.monotonic()
+        begin = end - answer["seconds"]
+        timings = [Timing(begin, num_tokens=count, ended=end) for count in answer["num_output"]]
+        return Outcome(begin, work.num_prompt_tokens, timings, [0.0])
+
+    def close(self) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Unavailable(f"beside: the program ended with status {self._process.wait()}: {self._command}")
+        return json.loads(line)

@@ -1,0 +1,1 @@
+"""The modes of `quire bench`, a module each."""

@@ -1,0 +1,113 @@
+"""`quire bench embed`: vectors of many inputs, as `LLM.embed` asks for them; beside batches of transformers in turn."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quire.bench import target
+from quire.bench.measuring.ratio import of_rounds
+from quire.bench.report import Row, progress
+from quire.bench.target import Target
+from quire.bench.workload import shapes
+from quire.cli.flags import human_int
+from quire.client import Client
+
+Inputs = Sequence[Sequence[int]]
+Side = Callable[[Inputs], None]
+LEAST_ID = 3  # what is below stands for padding and the like
+BATCH = 64  # of transformers, inputs of about one length
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    parser.add_argument("--inputs", type=human_int, default=512, metavar="COUNT", help="token sequences of a run")
+    parser.add_argument("--tokens", type=human_int, default=512, metavar="COUNT", help="of the longest; see --ragged")
+    parser.add_argument("--ragged", action="store_true", help="lengths from an eighth of that on, all alike likely")
+    parser.add_argument("--per-call", type=human_int, default=64, metavar="COUNT", help="inputs of a call")
+    parser.add_argument("--calls", type=human_int, default=8, metavar="COUNT", help="under way at a time")
+    parser.add_argument("--runs", type=human_int, default=3)
+    parser.add_argument(
+        "--beside-transformers",
+        default="",
+        choices=("", "cpu", "cuda"),
+        metavar="DEVICE",
+        help="the same in padded batches, in turn: in float32 on the cpu, in bfloat16 on cuda",
+    )
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as scratch:
+        for served in target.targets(arguments, Path(scratch)):
+            inputs = _inputs(arguments, served.vocab_size)
+            with ThreadPoolExecutor(arguments.calls) as pool, Client(served.grpc_address) as client:
+                sides = {"quire": _quire(client, pool, arguments.per_call)}
+                if arguments.beside_transformers:
+                    folder = shapes.prepare(served.name, Path(scratch)).folder
+                    assert folder is not None, "the bundled model is no encoder"
+                    sides["transformers"] = _transformers(folder, arguments.beside_transformers)
+                yield from _rows(served, sides, inputs, arguments.runs)
+
+
+def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> Iterator[Row]:
+    shape = served.name
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(runs + 1):  # the first is to warm up
+        served.reset_prefix_cache()  # a model that goes on would find the inputs of the run before
+        for name in [*sides][:: 1 if turn % 2 else -1]:
+            started = time.perf_counter()
+            sides[name](inputs)
+            rate = len(inputs) / (time.perf_counter() - started)
+            progress(f"{shape} {name}: {rate:,.0f} inputs/s{'' if turn else ' (warm-up)'}")
+            if turn:
+                rates[name].append(rate)
+    mean_tokens = sum(map(len, inputs)) / len(inputs)
+    for name, found in rates.items():
+        row: Row = {"shape": shape, "side": name, "inputs": len(inputs), "mean_tokens": mean_tokens}
+        beside: Row = {} if len(rates) == 1 else {"ratio": of_rounds(found, rates["transformers"]).value}
+        yield {**row, "inputs_s": median(found), "tokens_s": median(found) * mean_tokens, **beside}
+
+
+def _inputs(arguments: argparse.Namespace, vocab_size: int) -> Inputs:
+    numbers = random.Random(1)
+    least = arguments.tokens // 8 if arguments.ragged else arguments.tokens
+    lengths = [numbers.randint(max(1, least), arguments.tokens) for _ in range(arguments.inputs)]
+    return [numbers.choices(range(LEAST_ID, vocab_size), k=length) for length in lengths]
+
+
+def _quire(client: Client, pool: ThreadPoolExecutor, per_call: int) -> Side:
+    def run(inputs: Inputs) -> None:
+        calls = [inputs[start : start + per_call] for start in range(0, len(inputs), per_call)]
+        for found, asked in zip(pool.map(client.embed, calls), calls, strict=True):
+            assert len(found) == len(asked)
+
+    return run
+
+
+def _transformers(folder: Path, device: str) -> Side:
+    """Sorted by length and padded, as sentence-transformers does it; the first token's state, of length 1."""
+    import torch
+    import transformers
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config: Any = transformers.AutoConfig.from_pretrained(folder)
+    model = transformers.AutoModel.from_config(config, dtype=dtype).to(device).eval()
+
+    @torch.inference_mode()
+    def run(inputs: Inputs) -> None:
+        ordered = sorted(inputs, key=len)
+        for start in range(0, len(ordered), BATCH):
+            batch = [torch.tensor(ids) for ids in ordered[start : start + BATCH]]
+            ids = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True).to(device)
+            mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in batch], batch_first=True)
+            states = model(ids, attention_mask=mask.to(device)).last_hidden_state[:, 0]
+            torch.nn.functional.normalize(states.float(), dim=1).cpu()
+
+    return run

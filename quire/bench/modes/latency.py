@@ -1,0 +1,44 @@
+"""`quire bench latency`: one stream, token by token, and where the time of its steps goes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from quire.bench import load, target
+from quire.bench.load_client.timing import Outcome
+from quire.bench.measuring.percentiles import spread_ms
+from quire.bench.modes import serve
+from quire.bench.report import Row
+
+ONE_AT_A_TIME = "1"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    load.configure(parser, work="single", reset=True)
+    serve.add_protocol(parser)
+    parser.set_defaults(steps=True)
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    effort = load.effort_of(arguments)
+    for served, work in load.served(arguments, effort):
+        for protocol in serve.protocols(arguments.protocol, served):
+            caller = serve.streaming(protocol, served, work)
+            side = load.clients_side(served, caller)
+            [measured] = load.measure([side], work, arrival=ONE_AT_A_TIME, effort=effort, read=_read)
+            yield {"shape": served.name, "work": work.name, "protocol": protocol, **measured}
+
+
+def _read(outcome: Outcome) -> dict[str, float]:
+    """A run is one stream, or one after the other: medians of TTFT, and the whole distribution of gaps."""
+    gaps = [gap for timing in outcome.done for gap in timing.gaps]
+    return {
+        "out_tok_s": outcome.rates()["out_tok_s"],
+        **spread_ms("ttft", [timing.ttft for timing in outcome.done if timing.arrivals], (0.5,)),
+        **spread_ms("itl", gaps, (0.5, 0.9, 0.99, 0.999, 1.0)),
+        **spread_ms("e2e", [timing.e2e for timing in outcome.done], (0.5,)),
+        "errors": len(outcome.errors),
+        "client_cpu": max(outcome.client_cpu_shares),
+    }

@@ -1,0 +1,74 @@
+"""`quire bench serve`: streams over gRPC and over the OpenAI API, of ours or of any other server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+from quire.bench import load, target
+from quire.bench.load_client.clients import Caller
+from quire.bench.load_client.timing import Outcome
+from quire.bench.report import Row
+from quire.bench.target import Target
+from quire.bench.workload import adapters
+from quire.bench.workload.workloads import Workload
+from shared.errors import InvalidArgument
+
+PROTOCOLS = ("grpc", "http")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    adapters.configure(parser)
+    load.configure(parser, work="mixed", reset=False)
+    add_protocol(parser)
+    parser.add_argument(
+        "--load",
+        default="",
+        metavar="A,B,...",
+        help="burst (all at once), N (in flight), N/s (Poisson arrivals); default: the workload's own",
+    )
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="another server with an OpenAI API and the same model: runs take turns, over HTTP",
+    )
+
+
+def add_protocol(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--protocol", default="", metavar="A,B", help="grpc, http (default: all that the server has)")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    effort = load.effort_of(arguments)
+    for served, work in load.served(arguments, effort):
+        others = [target.other(text, served) for text in arguments.beside]
+        for arrival in (arguments.load or work.load).split(","):
+            for protocol in protocols(arguments.protocol or ("http" if others else ""), served):
+                targets = [served, *others]
+                sides = [load.clients_side(each, streaming(protocol, each, work)) for each in targets]
+                about = {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival}
+                measured = load.measure(sides, work, arrival=arrival, effort=effort, read=_read)
+                yield from load.beside([each.name for each in targets], about, measured)
+
+
+def protocols(wanted: str, served: Target) -> list[str]:
+    """Those asked for, or all that the target has."""
+    has = {"grpc": served.grpc_address, "http": served.http_address}
+    names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
+    for name in names:
+        if not has.get(name):
+            raise InvalidArgument(f"protocol: {name!r}: no such way to {served.name} is known", field="protocol")
+    return names
+
+
+def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], Caller]:
+    if protocol == "http":
+        return load.http_caller(served, work)
+    return load.grpc_caller(served, work, final_only=False)
+
+
+def _read(outcome: Outcome) -> dict[str, float]:
+    return outcome.rates() | outcome.latencies()

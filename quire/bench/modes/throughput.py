@@ -1,0 +1,52 @@
+"""`quire bench throughput`: all requests at once, answers whole, as `LLM.generate` does it; over real processes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+from quire.bench import load, target
+from quire.bench.load_client.programs import Program
+from quire.bench.load_client.timing import Outcome
+from quire.bench.report import Row
+from quire.bench.target import Target
+from quire.bench.workload import adapters
+
+BASE = "without adapters"  # the same cluster, in turn
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    adapters.configure(parser)
+    load.configure(parser, work="mixed", reset=True)
+    parser.add_argument(
+        "--beside",
+        default="",
+        metavar="NAME=COMMAND",
+        help="another engine's program with the same model (quire/bench/peers): runs take turns",
+    )
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    effort = load.effort_of(arguments)
+    with rival(arguments.beside) as others:
+        for served, work in load.served(arguments, effort):
+            caller = load.grpc_caller(served, work, final_only=True)
+            own = load.clients_side(served, caller)
+            base = replace(own, target=replace(served, name=BASE), asks=adapters.without)
+            sides = [own, *([base] if served.adapters else []), *others]
+            measured = load.measure(sides, work, arrival="burst", effort=effort, read=Outcome.rates)
+            names = [side.target.name for side in sides]
+            yield from load.beside(names, {"shape": served.name, "work": work.name}, measured)
+
+
+@contextmanager
+def rival(text: str) -> Iterator[list[load.Side]]:
+    if not text:
+        yield []
+        return
+    name, command = target.named(text, "COMMAND")
+    with Program(command) as program:
+        yield [load.Side(Target(name, 0), lambda _: nullcontext(program), program.forget)]

@@ -1,0 +1,1 @@
+"""What is measured with: models of known shapes, adapters, and requests."""

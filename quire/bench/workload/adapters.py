@@ -1,0 +1,80 @@
+"""LoRA adapters with random weights for whatever is served: what they cost depends on their shapes alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire import bundled
+from quire.bench.workload.shapes import Shape
+from quire.bench.workload.workloads import Workload
+from quire.cli.flags import human_int
+from shared.errors import InvalidArgument
+
+ALPHA = 16
+SPREAD = 0.01  # of weights: texts differ, and numbers stay small
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("LoRA adapters with random weights, of q, k, v and o")
+    group.add_argument("--lora-adapters", type=human_int, default=0, help="so many; requests get them in turn")
+    group.add_argument("--lora-rank", type=human_int, default=16, help="of each (default: 16)")
+
+
+def make(shape: Shape, scratch: Path, count: int, rank: int) -> dict[str, str]:
+    """Folders as PEFT saves them, by name."""
+    from safetensors.numpy import save_file
+
+    folder = shape.folder or bundled.FOLDER
+    config = json.loads((folder / "config.json").read_text())
+    sizes = _sizes(config) if count else {}
+    made = {}
+    for number in range(count):
+        place = scratch / f"{shape.name}-adapters" / f"adapter-{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        draw = np.random.default_rng(number)
+        tensors = {}
+        for name, (out_features, in_features) in sizes.items():
+            for part, size in (("A", (rank, in_features)), ("B", (out_features, rank))):
+                weight = draw.standard_normal(size, dtype=np.float32) * SPREAD
+                tensors[f"base_model.model.{name}.lora_{part}.weight"] = weight.astype(np.float16)
+        save_file(tensors, place / "adapter_model.safetensors")
+        values = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "target_modules": ["q_proj"], "bias": "none"}
+        (place / "adapter_config.json").write_text(json.dumps(values))
+        made[place.name] = str(place)
+    return made
+
+
+def in_turn(work: Workload, names: tuple[str, ...]) -> Workload:
+    """Each request has an adapter; without names none has."""
+    if not names:
+        return work
+    items = (replace(item, adapter=names[index % len(names)]) for index, item in enumerate(work.items))
+    return replace(work, items=tuple(items))
+
+
+def without(work: Workload) -> Workload:
+    return replace(work, items=tuple(replace(item, adapter="") for item in work.items))
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Out and in features of every attention layer's projections."""
+    try:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kv_heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    except KeyError as error:
+        text = f"lora_adapters: {error.args[0]} is not in this model's config.json: no adapters are made for it"
+        raise InvalidArgument(text, field="lora_adapters") from None
+    head_dim = config.get("head_dim") or hidden // heads
+    of_layer = {
+        "q_proj": (heads * head_dim, hidden),
+        "k_proj": (kv_heads * head_dim, hidden),
+        "v_proj": (kv_heads * head_dim, hidden),
+        "o_proj": (hidden, heads * head_dim),
+    }
+    return {f"model.layers.{i}.self_attn.{name}": size for i in range(layers) for name, size in of_layer.items()}

@@ -1,0 +1,213 @@
+"""The requests that Quire and its peers are compared on: token ids in, a fixed number of tokens out.
+
+`mixed` is the workload of nano-vllm's published benchmark; the rest each strain one thing. Those named cpu_ are small
+enough for a machine with two cores. Everything is drawn from fixed seeds: the same numbers everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+from shared.errors import InvalidArgument
+
+LARGEST_ID = 10_000
+CPU_LARGEST_ID = 4_000  # within the bundled model's vocabulary
+SAMPLED = 0.6  # temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    num_output: int
+    json_schema: str = ""  # that the answer must have; empty: any
+    adapter: str = ""  # that it goes through; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`load` is how its requests come unless something else is asked for: see quire.bench.load_client.arrivals."""
+
+    name: str
+    items: tuple[Item, ...]
+    load: str = "burst"
+    temperature: float = SAMPLED
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(item.prompt) for item in self.items)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(item.num_output for item in self.items)
+
+    def within(self, vocab_size: int) -> Workload:
+        """The same for a small vocabulary: ids wrap around."""
+        if vocab_size > LARGEST_ID:
+            return self
+        wrapped = (replace(item, prompt=tuple(i % vocab_size for i in item.prompt)) for item in self.items)
+        return replace(self, items=tuple(wrapped))
+
+    def sampled_at(self, temperature: float) -> Workload:
+        return replace(self, temperature=temperature)
+
+    def without_schemas(self) -> Workload:
+        return replace(self, items=tuple(replace(item, json_schema="") for item in self.items))
+
+    def first(self, count: int) -> Workload:
+        """So many of its requests, from the beginning again where it has no more; 0: all."""
+        return replace(self, items=tuple(islice(cycle(self.items), count))) if count else self
+
+
+def mixed(count: int = 256, low: int = 100, high: int = 1024) -> Workload:
+    """Prompt and output lengths uniform in [low, high]; 133,966 output tokens."""
+    draw = random.Random(0)
+    prompts = [_ids(draw, draw.randint(low, high)) for _ in range(count)]
+    return Workload("mixed", tuple(Item(prompt, draw.randint(low, high)) for prompt in prompts))
+
+
+def single() -> Workload:
+    """One stream: latency."""
+    return Workload("single", (Item(_ids(random.Random(1), 512), 256),), load="1")
+
+
+def shared_prefix() -> Workload:
+    """256 requests behind one long system prompt."""
+    return _behind_prefix("shared_prefix", seed=2, count=256, shared=2048, own=64, num_output=64)
+
+
+def prefill() -> Workload:
+    """Prompt processing alone."""
+    return _equal("prefill", seed=3, count=64, prompt=4096, num_output=1)
+
+
+def decode() -> Workload:
+    """Steady decode at a fixed batch."""
+    return _equal("decode", seed=4, count=256, prompt=128, num_output=512)
+
+
+def long32k() -> Workload:
+    """Eight long prompts."""
+    return _equal("long32k", seed=8, count=8, prompt=32_768, num_output=128)
+
+
+def long120k() -> Workload:
+    """Two of almost all positions that models of 128k have."""
+    return _equal("long120k", seed=9, count=2, prompt=120_000, num_output=128)
+
+
+def beside_long() -> Workload:
+    """Eight streams, and a prompt of almost all positions that models of 128k have."""
+    draw = random.Random(12)
+    streams = tuple(Item(_ids(draw, 128), 2048) for _ in range(8))
+    return Workload("beside_long", (*streams, Item(_ids(draw, 120_000), 8)))
+
+
+def returning() -> Workload:
+    """64 prompts of 4,096 tokens that come again in turn: more than a device keeps with `--num-blocks` for a few."""
+    return _in_turn("returning", seed=10, count=64, prompt=4096, load="8")
+
+
+def cpu_returning() -> Workload:
+    """8 prompts of 768 tokens, alone, that come again in turn."""
+    return replace(_in_turn("cpu_returning", seed=11, count=8, prompt=768, load="1"), temperature=0.0)
+
+
+def long_prompts() -> Workload:
+    """128 requests, prompts of 2,048 to 8,192 tokens, answers of 128 to 256: decodes wait for them."""
+    return _long_prompts("long_prompts", seed=12, count=128, prompt=(2048, 8192), num_output=(128, 256), load="4/s")
+
+
+def cpu_long_prompts() -> Workload:
+    """24 requests, prompts of 512 to 1,536 tokens, answers of 64 to 128."""
+    work = _long_prompts("cpu_long_prompts", seed=13, count=24, prompt=(512, 1536), num_output=(64, 128), load="2/s")
+    return replace(work, temperature=0.0)
+
+
+def cpu_batch() -> Workload:
+    """32 requests at once, prompts of 32 to 128 tokens."""
+    draw = random.Random(5)
+    items = tuple(Item(_ids(draw, draw.randint(32, 128), CPU_LARGEST_ID), 64) for _ in range(32))
+    return Workload("cpu_batch", items, temperature=0.0)
+
+
+def cpu_single() -> Workload:
+    """One stream."""
+    item = Item(_ids(random.Random(6), 128, CPU_LARGEST_ID), 64)
+    return Workload("cpu_single", (item,), load="1", temperature=0.0)
+
+
+def cpu_prefix() -> Workload:
+    """32 requests behind a shared prefix of 512 tokens."""
+    work = _behind_prefix("cpu_prefix", seed=7, count=32, shared=512, own=16, num_output=16, largest=CPU_LARGEST_ID)
+    return replace(work, temperature=0.0)
+
+
+def cpu_stream8() -> Workload:
+    """8 clients, 4 requests each, as many tokens as in cpu_batch."""
+    return replace(cpu_batch(), name="cpu_stream8", load="8")
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    make.__name__: make
+    for make in (
+        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, beside_long, returning, long_prompts),
+        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning, cpu_long_prompts),
+    )
+}
+LONG_SET = ("long32k", "long120k")
+GPU_SET = ("single", "decode", "mixed", "shared_prefix", "prefill")
+CPU_SET = ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8")
+
+
+def named(names: str) -> list[Workload]:
+    """`mixed,single`; `gpu`, `long` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
+    from quire.bench.workload import tiny_work
+
+    sets: dict[str, Sequence[str]] = {
+        "gpu": GPU_SET,
+        "long": LONG_SET,
+        "cpu": CPU_SET,
+        "tiny": tuple(tiny_work.CLASSES),
+    }
+    wanted = [name for word in names.split(",") for name in sets.get(word, (word,))]
+    known = (*WORKLOADS, *tiny_work.CLASSES, *sets)
+    for name in wanted:
+        if name not in known:
+            raise InvalidArgument(f"work: {name!r} is none of {', '.join(known)}", field="work")
+    return [tiny_work.work(name) if name in tiny_work.CLASSES else WORKLOADS[name]() for name in wanted]
+
+
+def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[int, ...]:
+    return tuple(draw.randint(0, largest) for _ in range(count))
+
+
+def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) -> Workload:
+    draw = random.Random(seed)
+    return Workload(name, tuple(Item(_ids(draw, prompt), num_output) for _ in range(count)))
+
+
+def _long_prompts(
+    name: str, *, seed: int, count: int, prompt: tuple[int, int], num_output: tuple[int, int], load: str
+) -> Workload:
+    draw = random.Random(seed)
+    items = (Item(_ids(draw, draw.randint(*prompt), CPU_LARGEST_ID), draw.randint(*num_output)) for _ in range(count))
+    return Workload(name, tuple(items), load=load)
+
+
+def _in_turn(name: str, *, seed: int, count: int, prompt: int, load: str) -> Workload:
+    draw = random.Random(seed)
+    items = [Item(_ids(draw, prompt, CPU_LARGEST_ID), 8) for _ in range(count)]
+    return Workload(name, (*items, *items, *items), load=load)
+
+
+def _behind_prefix(
+    name: str, *, seed: int, count: int, shared: int, own: int, num_output: int, largest: int = LARGEST_ID
+) -> Workload:
+    draw = random.Random(seed)
+    head = _ids(draw, shared, largest)
+    return Workload(name, tuple(Item(head + _ids(draw, own, largest), num_output) for _ in range(count)))

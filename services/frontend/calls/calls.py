@@ -1,0 +1,200 @@
+"""The calls of clients, whichever edge they come through: each has its places, its turn, and one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+
+from services.frontend.access.access import Access, Caller
+from services.frontend.calls import call_measures
+from services.frontend.calls.admission import Admission
+from services.frontend.calls.traced import trace_end
+from services.frontend.calls.turns import Turns
+from services.frontend.generation.generation import Generation
+from services.frontend.request.request import Request
+from shared.errors import QuireError
+from shared.logs import logger
+from shared.metrics.calls import CallMetrics
+from shared.tracing import NoTraces, Span
+
+log = logger("calls")
+
+SECOND_S = 1.0
+REFUSALS_A_SECOND = 20  # that have a line of their own; the others are told together once the second is over
+
+
+class Call:
+    """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
+
+    __slots__ = (
+        "_calls",
+        "caller",
+        "drawn_id",
+        "error",
+        "generation",
+        "is_detached",
+        "lease",
+        "request",
+        "route",
+        "started_s",
+        "status",
+        "trace",
+        "traceparent",
+    )
+
+    def __init__(self, calls: Calls, admission: Admission) -> None:
+        self._calls = calls
+        self.route = ""  # nobody reads of a call without one
+        self.lease = admission.lease()
+        self.caller: Caller | None = None  # None where there are no keys
+        self.drawn_id = ""  # of the answer, where there is no request
+        self.started_s = asyncio.get_running_loop().time()
+        self.status = ""  # the edge's own word for how it ended
+        self.error: QuireError | None = None
+        self.request: Request | None = None
+        self.generation: Generation | None = None
+        self.is_detached = False  # work that goes on without its client, whose own call has been counted
+        self.traceparent = ""  # as the client sent it
+        self.trace: Span | None = None
+
+    def begin_trace(self) -> str:
+        """What to hand on; empty where the request is not sampled."""
+        now = asyncio.get_running_loop().time()
+        self.trace = self._calls.traces.begin("llm_request", self.traceparent, self.started_s, now)
+        return "" if self.trace is None else self.trace.traceparent
+
+    @property
+    def id(self) -> str:
+        """Empty while nothing has been read, and where the client's own is refused."""
+        return self.request.request_id if self.request is not None else ""
+
+    async def enter(self) -> None:
+        """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
+        hears of it before those who have one are served. ResourceExhausted, Unavailable."""
+        self.lease.take(1, 0)
+        await self._calls.turns.next()
+
+    async def turn(self) -> None:
+        """Once more, for a call that something else was waited for."""
+        await self._calls.turns.next()
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lease.release()
+        if self.caller is not None and self.generation is not None:
+            usage = self.generation.usage
+            self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
+        if self.trace is not None:
+            trace_end(self, self.trace)
+        self._calls.ended(self)
+        self.error = None  # whose traceback leads back here: tokens of a refused prompt would stay until Python looks
+
+
+class Calls:
+    """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
+
+    def __init__(
+        self, admission: Admission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
+    ) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self.access = access
+        self.traces = traces or NoTraces()
+        self.turns = Turns()
+        self._num_refusals = 0  # of this second
+        self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
+        self._second: asyncio.TimerHandle | None = None
+        self._live: set[Call] = set()
+
+    def oldest(self, count: int) -> list[Call]:
+        """Of those with a request, that are being answered."""
+        live = (call for call in self._live if call.request is not None)
+        return heapq.nsmallest(count, live, key=lambda call: call.started_s)
+
+    def begin(self) -> Call:
+        """For a `with`."""
+        call = Call(self, self._admission)
+        self._live.add(call)
+        return call
+
+    def ended(self, call: Call) -> None:
+        self._live.discard(call)
+        if not call.route:
+            return
+        call_measures.ended(self._metrics, call)
+        if call.generation is not None:
+            self._tell(call, call.generation)
+        elif call.error is not None or not call.status.startswith(("2", "OK")):
+            self.refused(call.route, call.status, call)
+        else:
+            log.info("request", **_who(call), status=call.status, total_ms=_total_ms(call))
+
+    def _tell(self, call: Call, generation: Generation) -> None:
+        usage, times = generation.usage, generation.times
+        log.info(
+            "request",
+            **_who(call),
+            status=call.status,
+            **_why(call.error),
+            finish=generation.finish_reasons,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            queue_ms=_ms(times.queue_s),
+            first_token_ms=_ms(times.first_token_s),
+            total_ms=_total_ms(call),
+        )
+
+    def refused(self, route: str, status: str, call: Call | None = None) -> None:
+        """A call that nothing was computed for; `call`: None where it was not even begun."""
+        self.turns.refused()
+        if self._second is None:
+            self._second = asyncio.get_running_loop().call_later(SECOND_S, self._second_is_over)
+        self._num_refusals += 1
+        if self._num_refusals > REFUSALS_A_SECOND:
+            self._untold[route, status] += 1
+        elif call is None:
+            log.info("request", route=route, status=status)
+        else:
+            log.info("request", **_who(call), status=status, **_why(call.error), total_ms=_total_ms(call))
+
+    def _second_is_over(self) -> None:
+        untold, self._untold = self._untold, Counter()
+        self._second, self._num_refusals = None, 0
+        for (route, status), count in untold.items():
+            log.info("requests like these", route=route, status=status, count=count)
+
+
+def _who(call: Call) -> dict[str, str]:
+    request = call.request
+    known_as = call.drawn_id if request is None else request.request_id
+    known = {"request": known_as} if known_as else {}
+    known["route"] = call.route
+    if call.caller is not None:
+        known["key"] = call.caller.key.name
+    if request is None:
+        return known
+    if request.tenant:
+        known["tenant"] = request.tenant
+    if request.model:
+        known["model"] = request.model
+    return known
+
+
+def _why(error: QuireError | None) -> dict[str, str]:
+    """Not its message, which may quote the request."""
+    if error is None:
+        return {}
+    kind = {"error": type(error).__name__}
+    return {**kind, "field": error.field} if error.field else kind
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 1)
+
+
+def _total_ms(call: Call) -> float | None:
+    return _ms(asyncio.get_running_loop().time() - call.started_s)

@@ -1,0 +1,74 @@
+"""From a request to its tokens: the sessions with schedulers, and the one way in for all edges."""
+
+from __future__ import annotations
+
+import os
+
+from services.frontend.bounds.room import Room
+from services.frontend.catalogue import Catalogue
+from services.frontend.composition.door import Door
+from services.frontend.composition.served_model import ServedModel
+from services.frontend.composition.through_redis import ThroughRedis
+from services.frontend.generation.generator import Generator
+from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.scheduler_client.patience import Patience
+from shared.metrics.cluster_load import ClusterLoadCollector
+from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.rpc.trust import Dialler
+from shared.settings.frontend import FrontendSettings
+from shared.version import VERSION
+
+
+class Core:
+    """Owns the client of the schedulers and the streams that outlive their calls."""
+
+    def __init__(
+        self, settings: FrontendSettings, model: ServedModel, door: Door, redis: ThroughRedis, address: str
+    ) -> None:
+        """`address`: where this frontend's gRPC is reached, for others to know it by."""
+        self._model = model
+        dialler = Dialler.of(settings)
+        self.client = SchedulerClient(
+            settings.schedulers,
+            scheduler_pb2.FrontendHello(
+                frontend_id=settings.name, pid=os.getpid(), address=address, version=VERSION, model=model.identity
+            ),
+            patience=Patience(settings.unavailable_after_s, settings.worker_start_s),
+            retry_after_ms=settings.retry_after_ms,
+            metrics=door.metrics,
+            dialler=dialler,
+        )
+        self.admins = SchedulerAdmins(self.client.roster, dialler)
+        self.catalogue = Catalogue(model.identity, lambda: self.client.limits)
+        load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters)
+        door.metrics.registry.register(load)
+        self.generator = self._new_generator(settings, redis, door)
+        self.streams = redis.streams(self.generator, door.calls)
+
+    def _new_generator(self, settings: FrontendSettings, redis: ThroughRedis, door: Door) -> Generator:
+        return Generator(
+            catalogue=self.catalogue,
+            processor=self._model.processor,
+            prefixes=redis.look_up(self._model.identity, self.client),
+            client=self.client,
+            tokenizer=self._model.tokenizer,
+            formats=AnswerFormats(
+                settings.tool_call_parser,
+                settings.reasoning_parser,
+                self._model.tokenizer,
+                auto_tool_choice=settings.enable_auto_tool_choice,
+            ),
+            metrics=door.metrics,
+            stream_interval=settings.stream_interval,
+        )
+
+    def load(self) -> dict[str, float]:
+        """Of the cluster, as its schedulers told it last."""
+        return self.client.load
+
+    def room(self) -> Room:
+        """How long a prompt may be, as far as that is known."""
+        limits = self.client.limits
+        return Room(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)

@@ -1,0 +1,36 @@
+"""The gRPC port: bound before the sessions with schedulers, which are told its address."""
+
+from __future__ import annotations
+
+from services.frontend.composition.door import Door
+from services.frontend.grpc_edge import connections, inference_service
+from services.frontend.kserve_edge import service as open_inference
+from services.frontend.vllm_edge import service as vllm_engine
+from shared.rpc.guard import CallGuard
+from shared.rpc.server import Server
+from shared.settings.frontend import FrontendSettings
+
+SERVICES = (inference_service.SERVICE_NAME, open_inference.SERVICE_NAME, vllm_engine.SERVICE_NAME)
+
+
+class GrpcPort:
+    """Owns the server and the count of connections by address."""
+
+    def __init__(self, settings: FrontendSettings, door: Door) -> None:
+        self.server = Server(
+            settings.host,
+            settings.grpc_port,
+            SERVICES,
+            share_port=settings.share_ports,
+            max_receive_bytes=settings.max_request_bytes,
+            interceptors=[CallGuard(door.access.check, door.refused), door.messages],
+            tls=settings.client_tls,
+            tls_setting="client_tls",
+            more_options=connections.options(door.connections),
+        )
+        self.watch = connections.AddressWatch(
+            self.server.port,
+            door.connections.most_of_one_over_grpc,
+            door.metrics.closed_connections["too_many"].inc,
+        )
+        self.address = settings.reachable(self.server.port)

@@ -1,0 +1,91 @@
+"""What the gRPC port offers: Quire's own services, and what clients of other servers speak."""
+
+from __future__ import annotations
+
+from services.frontend.composition.core import Core
+from services.frontend.composition.door import Door
+from services.frontend.composition.grpc_port import GrpcPort
+from services.frontend.composition.health import Health
+from services.frontend.composition.served_model import ServedModel
+from services.frontend.grpc_edge import admin_service, inference_service
+from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from services.frontend.grpc_edge.resumable import Resumable
+from services.frontend.kserve_edge import service as open_inference
+from services.frontend.vllm_edge import service as vllm_engine
+from shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc
+from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.process.lifecycle import Shutdown
+from shared.rpc.admin_port import AdminPort
+from shared.settings.frontend import FrontendSettings
+
+
+class GrpcServices:
+    """Owns the operators' port; the others are on the port of clients."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        port: GrpcPort,
+        model: ServedModel,
+        door: Door,
+        core: Core,
+        *,
+        health: Health,
+        shutdown: Shutdown,
+    ) -> None:
+        server = port.server.grpc
+        self.inference = _inference(settings.name, model, door, core)
+        self.operators = _operators(settings.name, port.address, door, core, shutdown)
+        self.admin = AdminPort(settings, self.operators, port.server.port)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, server)
+        tensors = _open_inference(model, door, core, health)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(tensors, server)
+        engine = _vllm_engine(model, door, core, health)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(engine, server)
+
+
+def _inference(name: str, model: ServedModel, door: Door, core: Core) -> inference_service.InferenceService:
+    return inference_service.InferenceService(
+        core.generator,
+        model.processor,
+        model.tokenizer,
+        core.catalogue,
+        resumable=Resumable(core.streams, model.tokenizer.defaults),
+        metrics=door.metrics,
+        calls=door.calls,
+        name=name,
+    )
+
+
+def _operators(name: str, address: str, door: Door, core: Core, shutdown: Shutdown) -> admin_service.AdminService:
+    status = admin_service.OwnStatus(name, address, door.admission, core.client, shutdown=shutdown, calls=door.calls)
+    adapters = OperatedAdapters(core.admins, core.client)
+    return admin_service.AdminService(status, core.admins, shutdown, door.metrics, door.calls, adapters=adapters)
+
+
+def _open_inference(model: ServedModel, door: Door, core: Core, health: Health) -> open_inference.OpenInferenceService:
+    return open_inference.OpenInferenceService(
+        core.generator,
+        model.tokenizer,
+        core.catalogue,
+        is_serving=health.is_serving,
+        is_alive=health.is_alive,
+        room=door.room,
+        limits=door.limits,
+        metrics=door.metrics,
+        calls=door.calls,
+    )
+
+
+def _vllm_engine(model: ServedModel, door: Door, core: Core, health: Health) -> vllm_engine.VllmEngineService:
+    return vllm_engine.VllmEngineService(
+        core.generator,
+        model.tokenizer,
+        core.catalogue,
+        vllm_engine.ModelCard.of(model.config),
+        is_serving=health.is_serving,
+        load=core.load,
+        admission=door.admission,
+        metrics=door.metrics,
+        calls=door.calls,
+    )

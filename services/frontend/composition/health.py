@@ -1,0 +1,44 @@
+"""Whether this frontend lives, and whether it takes requests."""
+
+from __future__ import annotations
+
+from services.frontend.scheduler_client.client import SchedulerClient
+from shared.process.lifecycle import Shutdown
+from shared.process.liveness import Liveness
+from shared.rpc.server import Server
+
+ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
+
+
+class Health:
+    """Owns the watch over the process, and tells the gRPC health service."""
+
+    def __init__(self, client: SchedulerClient, shutdown: Shutdown, server: Server) -> None:
+        self._client = client
+        self._shutdown = shutdown
+        self._server = server
+        self._liveness = Liveness()
+
+    def is_alive(self) -> bool:
+        return self._liveness.is_alive
+
+    def is_serving(self) -> bool:
+        return self._client.is_open and self._liveness.is_alive and not self._shutdown.requested
+
+    def begin(self) -> None:
+        """From now on attempts to reach a scheduler have to get ahead."""
+        self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
+
+    async def watch(self) -> None:
+        """Never ends."""
+        await self._liveness.run(self._tell_alive)
+
+    async def report(self) -> None:
+        """At each change of the sessions. Never ends."""
+        while True:
+            await self._server.set_serving(self.is_serving())
+            await self._client.changed()
+
+    async def _tell_alive(self, is_alive: bool) -> None:
+        await self._server.set_alive(is_alive)
+        await self._server.set_serving(self.is_serving())

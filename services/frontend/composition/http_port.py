@@ -1,0 +1,146 @@
+"""The HTTP port: every API that clients speak over it, and gRPC for browsers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from services.frontend.anthropic_edge.routes import MessageRoutes
+from services.frontend.composition.core import Core
+from services.frontend.composition.door import Door
+from services.frontend.composition.grpc_services import GrpcServices
+from services.frontend.composition.health import Health
+from services.frontend.composition.served_model import ServedModel
+from services.frontend.console.routes import ConsoleRoutes
+from services.frontend.http import app
+from services.frontend.http.server import HttpServer
+from services.frontend.kserve_edge.routes import OpenInferenceRoutes
+from services.frontend.offline.offline import Offline
+from services.frontend.ollama_edge.routes import ModelCard, OllamaRoutes
+from services.frontend.openai_edge.responses.routes import ResponseRoutes
+from services.frontend.openai_edge.responses.store import ResponseStore
+from services.frontend.openai_edge.resumable import Resumable
+from services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
+from services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
+from services.frontend.openai_edge.routes.model_routes import ModelRoutes
+from services.frontend.openai_edge.routes.operation_routes import OperationRoutes
+from services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
+from services.frontend.openai_edge.routes.service_routes import ServiceRoutes
+from services.frontend.openai_edge.routes.token_routes import TokenRoutes
+from services.frontend.sglang_edge.routes import SglangRoutes
+from services.frontend.web_edge.codec import Codec
+from services.frontend.web_edge.edge import WebEdge
+from shared.process.lifecycle import Shutdown
+from shared.settings.frontend import FrontendSettings
+
+LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
+
+
+class HttpPort:
+    """Owns the server and the batches that are worked through offline."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        model: ServedModel,
+        door: Door,
+        core: Core,
+        *,
+        services: GrpcServices,
+        health: Health,
+        shutdown: Shutdown,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._door = door
+        self._core = core
+        self._services = services
+        self._health = health
+        self.offline = Offline(settings, door.access, door.bodies, lambda: shutdown.requested)
+        self.server = self._new_server()
+        self.address = settings.reachable(self.server.port)
+
+    def _new_server(self) -> HttpServer:
+        settings, door = self._settings, self._door
+        face = app.build(
+            [*self._apis(), *self._operation()],
+            access=door.access,
+            operator=self._services.admin.check_operator,
+            open_paths=settings.open_paths,
+            cors_origins=settings.cors_origins,
+            root_path=settings.root_path,
+            max_request_bytes=settings.max_request_bytes,
+            max_file_bytes=settings.batch_file_mb * 2**20,
+            admission=door.admission,
+            calls=door.calls,
+            metrics=door.metrics,
+            load=self._core.load,
+            web=self._new_web_edge,
+        )
+        self.offline.call(face.inner)
+        return HttpServer(
+            face,
+            settings.host,
+            settings.http_port,
+            share_port=settings.share_ports,
+            drain_timeout_s=LAST_WRITES_S,
+            tls=settings.client_tls,
+            connections=door.connections,
+        )
+
+    def _apis(self) -> list[APIRouter]:
+        """What clients ask of the model."""
+        model, core, bounds = self._model, self._core, self._door.bodies
+        parts = (core.generator, model.processor, model.tokenizer, core.catalogue, bounds)
+        resumable = Resumable(core.streams)
+        store = ResponseStore(self._settings.response_store_mb * 2**20)
+        card = ModelCard(str(model.config.get("model_type", "")), model.identity.fingerprint)
+        routes = (
+            GenerationRoutes(*parts, resumable=resumable),
+            resumable,
+            MessageRoutes(*parts),
+            ResponseRoutes(*parts, store=store, resumable=resumable),
+            PoolingRoutes(core.generator, model.processor, core.catalogue, bounds),
+            OllamaRoutes(*parts, card=card),
+            SglangRoutes(core.generator, model.tokenizer, bounds),
+            OpenInferenceRoutes(
+                core.generator,
+                model.tokenizer,
+                core.catalogue,
+                bounds,
+                self._door.limits,
+                room=self._door.room,
+                is_serving=self._health.is_serving,
+                is_alive=self._health.is_alive,
+            ),
+            TokenRoutes(model.processor, model.tokenizer, core.catalogue, bounds),
+            ModelRoutes(core.catalogue),
+        )
+        return [part.router for part in routes]
+
+    def _operation(self) -> list[APIRouter]:
+        """What operators ask, and what probes and scrapes do."""
+        operators, door, health = self._services.operators, self._door, self._health
+        routes = (
+            AdapterRoutes(operators.adapters, door.bodies),
+            OperationRoutes(operators.schedulers, operators.services, door.bodies),
+            self.offline,
+            ConsoleRoutes(operators.services),
+            ServiceRoutes(health.is_serving, health.is_alive, door.admission, self._public_metrics),
+        )
+        return [part.router for part in routes]
+
+    def _public_metrics(self) -> bytes:
+        """On the port of clients: who has a key is not told of other tenants."""
+        return self._door.metrics.page(tenants=self._door.access.is_open)
+
+    def _new_web_edge(self, face: ASGIApp) -> WebEdge:
+        return WebEdge(
+            face,
+            self._services.inference,
+            Codec(self._door.messages, self._door.limits),
+            access=self._door.access,
+            admission=self._door.admission,
+            refused=self._door.refused,
+            max_bytes=self._settings.max_request_bytes,
+        )

@@ -1,0 +1,38 @@
+"""The model as its folder says it, and what reads texts for it: no other service is needed for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.input_processor.sentence_texts import Reader
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.models import model_identity
+from shared.settings.frontend import FrontendSettings
+
+
+class ServedModel:
+    """Owns the tokenizer's threads and the processes that compile grammars."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        folder = Path(settings.model)
+        self.identity = model_identity.identity(folder, settings.served_model_name)
+        self.config = model_identity.read_config(folder)
+        self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
+        self.tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
+        self.processor = InputProcessor(
+            self.tokenizer,
+            self.identity.vocab_size,
+            settings.max_prompts_per_request,
+            settings.request_limits,
+            model_identity.class_names(self.config),
+            reader=Reader.of(folder, self.config, self.identity.name, self.tokenizer),
+        )
+
+    def look_ahead(self) -> None:
+        """Starts what the first long conversation would else wait for."""
+        self.tokenizer.conversations.start()
+
+    def close(self) -> None:
+        self.processor.close()
+        self.tokenizer.close()

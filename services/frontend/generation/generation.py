@@ -1,0 +1,374 @@
+"""One accepted request until its end: its samples, its deadline, what its reader gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from services.frontend.generation import measures
+from services.frontend.generation.delta import Delta
+from services.frontend.input_processor.processor import PreparedPrompt
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.answer_parser import AnswerParser
+from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.pace import ReaderPace
+from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
+from services.frontend.output_processor.sample import AT_END, Sample
+from services.frontend.output_processor.sample_text import new_text
+from services.frontend.request.request import Request, Sampling
+from services.frontend.scheduler_client.placement import Held
+from services.frontend.scheduler_client.sequence import End, Sequence
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+
+TOKENS_IN_A_TURN = 16_384  # of the event loop: hashed and submitted in 2 ms
+LIKE_TOKENS = 256  # what a sample costs besides its prompt
+CLIENT_CLOCK_S = 0.1  # a client ends its call at its own deadline, which comes as a cancellation a little before ours
+
+
+class Aborted(QuireError):
+    """Somebody with a right to it has ended the request while it ran."""
+
+
+class Usage(NamedTuple):
+    """Tokens handed to the reader so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int = 0  # of the completion tokens, where a token marks the end of reasoning
+
+
+class Times(NamedTuple):
+    """Seconds; None for what did not come."""
+
+    queue_s: float | None  # of the sample that started first, with the scheduler
+    first_token_s: float | None  # since the arrival
+    generation_s: float | None = None  # from the first token to the last, of one sample
+
+
+class Budget(NamedTuple):
+    """Where a request's time went, by its first sample: moments of the event loop's clock, seconds; None for what did
+    not come."""
+
+    submitted_s: float | None  # tokenized, and on its way to a scheduler
+    queue_s: float | None  # seconds that the scheduler says it waited there
+    started_s: float | None  # it was told that a worker has it
+    first_token_s: float | None
+    last_token_s: float | None
+
+    @property
+    def hop_s(self) -> float | None:
+        """Of the time between submission and start: what was spent outside of the scheduler's queue."""
+        if self.submitted_s is None or self.started_s is None or self.queue_s is None:
+            return None
+        return max(0.0, self.started_s - self.submitted_s - self.queue_s)
+
+    def spans(self, arrival_s: float, now: float) -> list[tuple[str, float, float]]:
+        """(name, begin, end) of the parts that there are, one behind the other: tokenize (checks and waiting for a turn
+        included), schedule (the way to the scheduler and its queue), prefill, decode, write (until `now`)."""
+        ends = (
+            ("tokenize", self.submitted_s),
+            ("schedule", self.started_s),
+            ("prefill", self.first_token_s),
+            ("decode", self.last_token_s),
+            ("write", None if self.last_token_s is None else now),
+        )
+        found, begin_s = [], arrival_s
+        for name, end_s in ends:
+            if end_s is None:
+                break
+            begun_s, begin_s = begin_s, max(begin_s, end_s)  # a start may be noted after the first token it came with
+            found.append((name, begun_s, begin_s))
+        return found
+
+
+class Submitter(Protocol):
+    """The way to those who compute."""
+
+    def submit(self, sequences: Seq[Sequence], held: Held) -> None:
+        """All samples of one work, in order, or one that has tokens; `held`: who holds how much of its prompt."""
+
+    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Nothing more comes from these."""
+
+
+class Generation:
+    """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
+    raised. Leaving the `with` cancels what still runs."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        prepared: Seq[PreparedPrompt],
+        client: Submitter,
+        tokenizer: Tokenizer,
+        formats: AnswerFormats,
+        metrics: FrontendMetrics,
+        pace: ReaderPace,
+    ) -> None:
+        self.request = request
+        self.prepared = prepared
+        self._client = client
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(pace)
+        silent = _silent_tokens(request.sampling, tokenizer)
+        self._parsers = formats.parsers(request, prepared)
+        shown = formats.markup(request)
+        self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
+        self._sequences = [self._new_sequence(sample) for sample in self._samples]
+        self._num_unread = len(self._samples)
+        self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
+        self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
+        self._queue_s: float | None = None
+        self._submitted_s: float | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._resumes = False
+        self._num_tokens_read = [0] * len(self._samples)
+        self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
+
+    def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
+        return Sample(
+            index,
+            new_text(self.request.sampling, tokenizer, final_only=self.request.final_only, shown=shown),
+            silent=silent,
+            mailbox=self._mailbox,
+            traffic=self._metrics.traffic,
+            owner=self,
+            interval=AT_END if self.request.final_only else self.request.stream_interval,
+        )
+
+    def _new_sequence(self, sample: Sample) -> Sequence:
+        prompt, number = divmod(sample.index, self.request.sampling.n)
+        return Sequence(self.prepared[prompt].work, number, sample)
+
+    def replay(self, told: Delta) -> list[Delta]:
+        """Before begin(), of a request of one prompt: what another frontend has told its reader, without its text.
+        Returns it as its reader got it."""
+        sample, sequence = self._samples[told.sample], self._sequences[told.sample]
+        self._resumes = True
+        sample.replay(told, self._loop.time())
+        sequence.tokens.extend(told.token_ids)
+        sequence.num_prompt_logprobs += len(told.prompt_logprobs)
+        if told.finish is not None:
+            sequence.wanted = False
+            self._num_unfinished[told.sample // self.request.sampling.n] -= 1
+        return self.take_ready()
+
+    async def begin(self, held: Seq[Held]) -> None:
+        """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much."""
+        if self.request.deadline_s is not None:
+            self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
+        self._submitted_s = self._loop.time()
+        if self._resumes:
+            for sequence in self._sequences:
+                self._client.submit([sequence], held[0])
+            return
+        n, num_tokens = self.request.sampling.n, 0
+        for prompt, holders in enumerate(held):
+            self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
+            num_tokens += self.prepared[prompt].work.num_prompt_tokens + LIKE_TOKENS * n
+            if num_tokens > TOKENS_IN_A_TURN:
+                num_tokens = 0
+                await asyncio.sleep(0)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        if not self._num_unread:
+            raise StopAsyncIteration
+        return self._read(await self._mailbox.take())
+
+    def take_ready(self) -> list[Delta]:
+        """News without waiting for any, instead of being iterated."""
+        return self._read(self._mailbox.take_ready())
+
+    @property
+    def num_unread(self) -> int:
+        """Samples whose end has not been read."""
+        return self._num_unread
+
+    @property
+    def unended(self) -> list[int]:
+        """Samples that have not come to their own end."""
+        return [sample.index for sample in self._samples if sample.finish is None]
+
+    def _read(self, deltas: list[Delta]) -> list[Delta]:
+        for delta in deltas:
+            self._num_tokens_read[delta.sample] += len(delta.token_ids)
+            self._num_unread -= delta.finish is not None
+        return deltas if self._parsers is None else [self._parse(delta, self._parsers) for delta in deltas]
+
+    def _parse(self, delta: Delta, parsers: list[AnswerParser]) -> Delta:
+        parser = parsers[delta.sample]
+        parts = parser.push(delta.text)
+        if delta.finish is not None:
+            parts += parser.finish()
+            self._count_calls(has_calls=parser.has_called)
+        self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
+        return delta._replace(parts=parts)
+
+    def _count_calls(self, *, has_calls: bool) -> None:
+        if self.request.tool_use is not None:
+            measures.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
+
+    async def collect(self) -> list[Delta]:
+        """Of a request that is final_only: a delta for each sample."""
+        deltas = [delta async for news in self for delta in news]
+        return sorted(deltas, key=lambda delta: delta.sample)
+
+    @property
+    def vectors(self) -> list[bytes]:
+        """Of a request with pooling that has ended: an f32 column for each prompt. Raises Internal without one."""
+        return [*map(self.vector, range(len(self._samples)))]
+
+    def vector(self, prompt: int) -> bytes:
+        """Of one that has ended."""
+        found = self._samples[prompt].vector
+        if not found:
+            raise Internal("a prompt ended without its vector")
+        return found
+
+    @property
+    def num_vectors(self) -> list[int] | None:
+        """In each of these columns; None: one, of all tokens."""
+        counts = [prompt.num_vectors for prompt in self.prepared if prompt.num_vectors is not None]
+        return counts or None
+
+    @property
+    def usage(self) -> Usage:
+        """Over all prompts and samples."""
+        prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in self.prepared)
+        reasoning_tokens = sum(count.num_tokens for count in self._reasoning)
+        return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()), reasoning_tokens)
+
+    def sample_usage(self, index: int) -> Usage:
+        """Of one sample and its prompt."""
+        prompt = index // self.request.sampling.n
+        num_prompt_tokens = self.prepared[prompt].work.num_prompt_tokens
+        reasoning_tokens = self._reasoning[index].num_tokens if self._reasoning else 0
+        cached_tokens = self._cached_tokens.get(prompt, 0)
+        return Usage(num_prompt_tokens, self._num_tokens_read[index], cached_tokens, reasoning_tokens)
+
+    @property
+    def times(self) -> Times:
+        first_s = min((sample.first_token_s for sample in self._samples if sample.num_tokens), default=None)
+        return Times(self._queue_s, None if first_s is None else first_s - self.request.arrival_s)
+
+    def sample_times(self, index: int) -> Times:
+        sample = self._samples[index]
+        if not sample.num_tokens:
+            return Times(self._queue_s, None)
+        first_s = sample.first_token_s
+        return Times(self._queue_s, first_s - self.request.arrival_s, sample.last_token_s - first_s)
+
+    @property
+    def budget(self) -> Budget:
+        if not self._samples:  # a request for nothing
+            return Budget(self._submitted_s, self._queue_s, None, None, None)
+        sample = self._samples[0]
+        has_tokens = sample.num_tokens > 0
+        return Budget(
+            self._submitted_s,
+            self._queue_s,
+            sample.started_s or None,
+            sample.first_token_s if has_tokens else None,
+            sample.last_token_s if has_tokens else None,
+        )
+
+    def time_spans(self) -> list[tuple[str, float, float]]:
+        """Of its budget, up to now."""
+        return self.budget.spans(self.request.arrival_s, self._loop.time())
+
+    @property
+    def finish_reasons(self) -> str:
+        """Of its samples, each once; those that the reader left alone are cancelled."""
+        return ",".join(dict.fromkeys(measures.word(sample.finish) for sample in self._samples))
+
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        sample.started_s = self._loop.time()
+        if self._queue_s is None:
+            self._queue_s = queue_us / 1e6
+        self._metrics.queue_time.observe(queue_us / 1e6)
+        prompt = sample.index // self.request.sampling.n
+        if prompt not in self._cached_tokens:
+            self._cached_tokens[prompt] = num_cached_tokens
+            measures.prompt_started(self._metrics, self.prepared[prompt], num_cached_tokens)
+
+    def on_first_token(self, sample: Sample, now: float) -> None:
+        self._metrics.time_to_first_token.observe(now - self.request.arrival_s)
+
+    def on_done(self, sample: Sample, end: End, now: float) -> None:
+        if end.error is not None:
+            self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
+        if end.finish.stop_string is not None:
+            self._metrics.cancellations["stop_string"].inc()
+        self._count(sample, end.finish.reason, now)
+        if end.error is not None:
+            self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
+
+    def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
+        measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
+        n = self.request.sampling.n
+        prompt = sample.index // n
+        self._num_unfinished[prompt] -= 1
+        if not self._num_unfinished[prompt]:
+            measures.prompt_ended(self._metrics, self.prepared[prompt], self._samples[prompt * n : prompt * n + n])
+
+    def abort(self) -> None:
+        """Ends what still runs; the reader hears Aborted behind what was ready."""
+        reason = finish_pb2.FINISH_REASON_CANCELLED
+        self._fail(Aborted("aborted"), reason)
+        self._count_unfinished(reason, "cancelled")
+
+    def _expire(self) -> None:
+        self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)
+        self._count_unfinished(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
+
+    def _fail(self, error: QuireError, reason: FinishReason) -> None:
+        """The reader hears of it first, whatever happens to the rest."""
+        self._mailbox.fail(error)
+        self._client.cancel(self._sequences, reason)
+        if isinstance(error, ResourceExhausted):
+            self._metrics.rejections["scheduler"].inc()
+
+    def _count_unfinished(self, reason: FinishReason, counted_as: str) -> None:
+        unwanted = [sample for sample in self._samples if not sample.done]
+        self._metrics.cancellations[counted_as].inc(len(unwanted))
+        for sample in unwanted:
+            sample.done = True
+            self._count(sample, reason, self._loop.time())
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody reads on: what still runs is cancelled."""
+        late = self._is_late()
+        reason = finish_pb2.FINISH_REASON_DEADLINE if late else finish_pb2.FINISH_REASON_CANCELLED
+        self._close(reason)
+        self._count_unfinished(reason, "deadline" if late else "cancelled")
+
+    def _close(self, reason: FinishReason) -> None:
+        """Gives back what schedulers, timers and the pace of the writers hold for it."""
+        self._client.cancel(self._sequences, reason)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._mailbox.close()
+
+    def _is_late(self) -> bool:
+        deadline_s = self.request.deadline_s
+        return deadline_s is not None and self._loop.time() > deadline_s - CLIENT_CLOCK_S
+
+
+def _silent_tokens(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
+    if sampling.include_stop_str_in_output:
+        return frozenset()
+    return frozenset(tokenizer.eos_ids).union(sampling.stop_token_ids)

@@ -1,0 +1,119 @@
+"""From a request to its generation: the one way in for both edges."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from services.frontend.calls.calls import Call
+from services.frontend.catalogue import Catalogue
+from services.frontend.directory.prefix_lookup import Prefixes
+from services.frontend.generation.generation import Generation
+from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.pace import ReaderPace
+from services.frontend.request.request import Request
+from services.frontend.scheduler_client.client import Limits, SchedulerClient
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument, QuireError
+from shared.metrics.frontend import FrontendMetrics
+
+Resume = Callable[[Generation], None]
+
+
+class Generator:
+    """Checks, admits, tokenizes, submits."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        processor: InputProcessor,
+        prefixes: Prefixes,
+        client: SchedulerClient,
+        tokenizer: Tokenizer,
+        formats: AnswerFormats,
+        metrics: FrontendMetrics,
+        stream_interval: int,
+    ) -> None:
+        """`stream_interval`: tokens of a sample from one message to the next, at least."""
+        self._catalogue = catalogue
+        self._processor = processor
+        self._prefixes = prefixes
+        self._client = client
+        self._tokenizer = tokenizer
+        self._formats = formats
+        self._metrics = metrics
+        self._stream_interval = stream_interval
+        self._pace = ReaderPace(metrics.write.observe)
+
+    @asynccontextmanager
+    async def answering(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
+        """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
+        is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
+        has it replay what another frontend has told, before anything is submitted."""
+        if call.caller is not None:
+            request = call.caller.own(request, self._catalogue.name)
+        traceparent = call.begin_trace()
+        if traceparent:
+            request = replace(request, traceparent=traceparent)
+        call.request = request
+        max_model_len = self._catalogue.max_model_len(request.model)
+        request = replace(request, adapter=self._catalogue.adapter(request.model))
+        request = await self._checked(request, max_model_len)
+        call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
+        limits = self._client.limits or await self._first_limits(request, call)
+        prepared = await self._prepare(request, limits)
+        held = await self._prefixes.held([prompt.work for prompt in prepared])
+        num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
+        call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
+        with self._generation(request, prepared) as generation:
+            call.generation = generation
+            if resume is not None:
+                resume(generation)
+            await generation.begin(held)
+            yield generation
+
+    async def _first_limits(self, request: Request, call: Call) -> Limits:
+        """Of the first worker, which all that were held meanwhile have heard of at once: they go on one by one."""
+        limits = await self._client.ready(request.deadline_s)
+        await call.turn()
+        return limits
+
+    def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
+        return Generation(
+            request,
+            prepared=prepared,
+            client=self._client,
+            tokenizer=self._tokenizer,
+            formats=self._formats,
+            metrics=self._metrics,
+            pace=self._pace,
+        )
+
+    async def _checked(self, request: Request, max_model_len: int) -> Request:
+        self._processor.check(request, max_model_len)
+        request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
+        self._formats.check(request)
+        return await self._constrained(request)
+
+    async def _constrained(self, request: Request) -> Request:
+        """A constraint that comes of tools has to go with everything else, too."""
+        constrained = await self._formats.constrained(request)
+        if constrained is not request:
+            try:
+                self._processor.check(constrained)
+            except InvalidArgument as error:
+                raise self._formats.blame(error, constrained) from None
+        return constrained
+
+    async def _prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
+        try:
+            return await self._processor.prepare(request, limits)
+        except QuireError as error:
+            refusal = self._formats.blame(error, request) if isinstance(error, InvalidArgument) else error
+        try:
+            raise refusal.with_traceback(None)  # whose frames hold the tokens, for as long as anybody holds the error
+        finally:
+            del refusal

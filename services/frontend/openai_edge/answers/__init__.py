@@ -1,0 +1,1 @@
+"""What is written of a generation: whole answers, chunks of streams, and what is in them."""

@@ -1,0 +1,109 @@
+"""Answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.answers.message_parts import delta_of, has_calls, message_of
+from services.frontend.openai_edge.answers.metrics import metrics
+from services.frontend.openai_edge.answers.prompt_logprobs import prompt_logprobs
+from services.frontend.openai_edge.body.requests import AnswerOptions
+from services.frontend.request.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"
+
+
+class ChatFormat:
+    """A stream opens each choice with the assistant's role; the whole answer has a message instead of deltas."""
+
+    def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
+        kind = "chat.completion.chunk" if options.stream else "chat.completion"
+        self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model, options.created_unix_s)
+        self._options = options
+        self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
+        self._start = request.sampling.prompt_logprob_start
+        self._opened: set[int] = set()
+        self._called: set[int] = set()  # samples with tool calls
+        self._was_free = request.tool_use is None or not request.tool_use.name
+        self._n = request.sampling.n
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        chunks = []
+        if delta.sample not in self._opened:
+            self._opened.add(delta.sample)
+            chunks.append(self._opening(delta.sample, generation))
+        news = {"content": delta.text} if delta.parts is None else delta_of(delta.parts)
+        details = self._details(delta)
+        if news or delta.finish is not None or delta.logprobs or self._options.token_ids:
+            choice = {"index": delta.sample, "delta": news, **details}
+            chunks.append(self._frame([choice], **self._usage(delta.sample, generation)))
+        return chunks
+
+    def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self._prefix(sample)}
+        choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
+        return self._frame([choice], **self._usage(sample, generation, opening=True), **self._prompt(generation))
+
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
+        told = usage | metrics(self._options, generation)
+        return self._frame([], **told) if told else None
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [self._choice(delta) for delta in deltas]
+        more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
+        if self._options.prompt_logprobs:
+            more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
+        return self._frame(choices, usage=usage_object(generation.usage), **more, **metrics(self._options, generation))
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
+
+    def _prefix(self, sample: int) -> str:
+        return self._options.prefix[sample // self._n] if self._options.prefix else ""
+
+    def _message(self, delta: Delta) -> dict[str, Any]:
+        message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
+        if prefix := self._prefix(delta.sample):
+            message["content"] = prefix + (message["content"] or "")
+        return {"role": "assistant", "refusal": None, **message}
+
+    def _details(self, delta: Delta) -> dict[str, Any]:
+        logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
+        token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
+        return {"logprobs": logprobs, **self._ending(delta), **token_ids}
+
+    def _ending(self, delta: Delta) -> dict[str, Any]:
+        """A call that the client itself named ends with stop, as OpenAI has it."""
+        if delta.parts and has_calls(delta.parts):
+            self._called.add(delta.sample)
+        end = ending(delta.finish)
+        if end["finish_reason"] == "stop" and delta.sample in self._called and self._was_free:
+            end["finish_reason"] = TOOL_CALLS
+        return end
+
+    def _usage(self, sample: int, generation: Generation, *, opening: bool = False) -> dict[str, Any]:
+        """`opening`: of a chunk that comes before the first token, though that has been read."""
+        if not self._options.continuous_usage:
+            return {}
+        usage = generation.sample_usage(sample)
+        return {"usage": usage_object(usage._replace(completion_tokens=0, reasoning_tokens=0) if opening else usage)}
+
+    def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
+        ready = generation.prepared[prompt]
+        ids = {"prompt_token_ids": ready.token_ids} if self._options.token_ids else {}
+        return ids | ({"prompt_text": self._texts.prompt(ready.token_ids)} if self._options.prompt_text else {})
+
+
+class BatchFormat(ChatFormat):
+    """Of several conversations, each answered once: what is told of a prompt stands in its choice."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [self._choice(delta) | self._prompt(generation, delta.sample) for delta in deltas]
+        told = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(generation.usage), **told)

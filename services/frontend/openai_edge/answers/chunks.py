@@ -1,0 +1,45 @@
+"""OpenAI's way to stream: each event is a chunk, and the last one says that it was the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.openai_edge import errors
+from services.frontend.openai_edge.answers.format import BodyFormat
+from shared.errors import QuireError
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class ErrorEvents:
+    """Words for errors."""
+
+    def error_events(self, error: QuireError) -> bytes:
+        return event(errors.as_object(error)) + DONE
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+
+class Chunks(ErrorEvents):
+    """A format for Answer."""
+
+    def __init__(self, format: BodyFormat) -> None:
+        self._format = format
+        self.whole = format.whole
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        return b"".join([event(c) for delta in deltas for c in self._format.chunks(delta, generation)])
+
+    def last_events(self, generation: Generation) -> bytes:
+        last = self._format.last_chunk(generation)
+        return (b"" if last is None else event(last)) + DONE

@@ -1,0 +1,80 @@
+"""Answers of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.frontend.generation.delta import Delta, TokenLogprobs
+from services.frontend.generation.generation import Generation, Usage
+from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
+from services.frontend.openai_edge.answers.metrics import metrics
+from services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
+from services.frontend.openai_edge.answers.prompt_only import FULL
+from services.frontend.openai_edge.body.requests import AnswerOptions
+from services.frontend.request.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+# What vLLM's clients find null in a whole answer.
+NOT_ASKED_FOR = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}
+
+
+class CompletionFormat:
+    """A chunk of a stream and the whole answer have the same choices."""
+
+    def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
+        self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model, options.created_unix_s)
+        self._options = options
+        self._texts = TokenTexts(
+            tokenizer, as_ids=options.tokens_as_ids, without_special=request.sampling.skip_special_tokens
+        )
+        self._n = request.sampling.n
+        self._start = request.sampling.prompt_logprob_start
+        self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
+        self._prompts: dict[int, list[TokenLogprobs]] = {}  # by prompt: what its first sample brought along
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        more = {}
+        if self._options.continuous_usage:
+            more["usage"] = usage_object(self._counted(generation.sample_usage(delta.sample)))
+        return [self._frame([self._choice(delta, generation)], **more)]
+
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        usage = {"usage": usage_object(self._counted(generation.usage))} if self._options.include_usage else {}
+        told = usage | metrics(self._options, generation)
+        return self._frame([], **told) if told else None
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [NOT_ASKED_FOR | self._choice(delta, generation) for delta in deltas]
+        told = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **told)
+
+    def _counted(self, usage: Usage) -> Usage:
+        return usage._replace(completion_tokens=0) if self._options.no_output else usage
+
+    def _choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        if self._options.no_output:
+            delta = delta._replace(token_ids=[], text="", logprobs=[], finish=FULL)
+        prompt = delta.sample // self._n
+        is_first = delta.sample not in self._offsets
+        prefix = self._options.prefix[prompt] if is_first and self._options.prefix else ""
+        offset = self._offsets.setdefault(delta.sample, len(prefix))
+        choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
+        ready = generation.prepared[prompt]
+        if is_first and (self._options.prompt_logprobs or self._options.echoed_logprobs):
+            told = self._prompts.setdefault(prompt, delta.prompt_logprobs)
+            if self._options.prompt_logprobs:
+                choice["prompt_logprobs"] = prompt_logprobs(told, self._start, self._texts)
+            if self._options.echoed_logprobs:
+                choice["logprobs"], offset = echoed_logprobs(ready.token_ids[0], told, self._texts)
+        if delta.logprobs:
+            own, offset = completion_logprobs(delta.logprobs, self._texts, offset)
+            choice["logprobs"] = joined(choice["logprobs"], own)
+        self._offsets[delta.sample] = offset
+        choice |= ending(delta.finish)
+        if self._options.token_ids:
+            choice["token_ids"] = delta.token_ids
+            choice["prompt_token_ids"] = ready.token_ids if is_first else None
+        if self._options.prompt_text and is_first:
+            choice["prompt_text"] = self._texts.prompt(ready.token_ids)
+        return choice

@@ -1,0 +1,72 @@
+"""What completions and chat completions write alike."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.generation import Generation, Usage
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+from shared.version import VERSION
+
+SYSTEM_FINGERPRINT = f"quire-{VERSION}"
+
+FINISH_REASONS: dict[FinishReason, str] = {
+    finish_pb2.FINISH_REASON_STOP: "stop",
+    finish_pb2.FINISH_REASON_LENGTH: "length",
+    finish_pb2.FINISH_REASON_CANCELLED: "abort",
+    finish_pb2.FINISH_REASON_REPETITION: "repetition",
+}
+
+
+class BodyFormat(Protocol):
+    """The shape of one call's answer."""
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        """What a stream says about this delta."""
+
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """The last of a stream, without a choice; None if nothing was asked for that it would hold."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        """The answer in one piece: a delta per sample, in order."""
+
+
+class Frame:
+    """The fields around the choices."""
+
+    def __init__(self, answer_id: str, kind: str, model: str, created_unix_s: int | None = None) -> None:
+        self._fields = {
+            "id": answer_id,
+            "object": kind,
+            "created": int(time.time()) if created_unix_s is None else created_unix_s,
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+
+    def __call__(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {**self._fields, "choices": choices, **more}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **(details if usage.reasoning_tokens else {}),
+    }
+
+
+def ending(finish: Finish | None) -> dict[str, Any]:
+    """finish_reason as OpenAI has it, what matched, as vLLM adds it, and which weights computed the last token."""
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    matched = finish.stop_token_id if finish.stop_string is None else finish.stop_string
+    if finish.reason == finish_pb2.FINISH_REASON_REPETITION:
+        matched = "repetition_detected"
+    told = {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}
+    return told | ({"weight_version": finish.weight_version} if finish.weight_version else {})

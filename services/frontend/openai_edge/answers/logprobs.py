@@ -1,0 +1,80 @@
+"""Log-probabilities in OpenAI's two formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from services.frontend.generation.delta import TokenLogprobs
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+LEAST = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity
+
+
+def as_json(logprob: float) -> float:
+    return max(logprob, LEAST)
+
+
+class TokenTexts:
+    """How tokens are written: as their text, or as token_id:N where clients asked for it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, without_special: bool = False) -> None:
+        """`without_special`: the text that they are about leaves special tokens out."""
+        self._tokenizer = tokenizer
+        self._left_out = tokenizer.special_ids if without_special else frozenset()
+        self._as_ids = as_ids
+
+    def text(self, token_id: int) -> str:
+        """A token that is no whole characters is written as OpenAI does, so that no two look the same."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        raw = self.raw(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def prompt(self, token_ids: Sequence[int]) -> str:
+        """As the model got it, special tokens included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def raw(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def num_characters(self, token_id: int) -> int:
+        """Of the text that begin in this token: all but UTF-8's continuation bytes."""
+        if token_id in self._left_out:
+            return 0
+        return sum(byte & 0xC0 != 0x80 for byte in self.raw(token_id))
+
+
+def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> tuple[dict[str, Any], int]:
+    """`offset`: characters of the sample before these tokens; comes back as that after them."""
+    offsets = list(accumulate((texts.num_characters(entry.token_id) for entry in entries), initial=offset))
+    logprobs = {
+        "tokens": [texts.text(entry.token_id) for entry in entries],
+        "token_logprobs": [as_json(entry.logprob) for entry in entries],
+        "top_logprobs": [_with_sampled(entry, texts) for entry in entries],
+        "text_offset": offsets[:-1],
+    }
+    return logprobs, offsets[-1]
+
+
+def _with_sampled(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    """The sampled token is always among them, so there may be one more than was asked for."""
+    top = {texts.text(token_id): as_json(logprob) for token_id, logprob in entry.top}
+    return {texts.text(entry.token_id): as_json(entry.logprob)} | top
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
+    return {"content": [_chat_entry(entry, texts) for entry in entries], "refusal": None}
+
+
+def _chat_entry(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
+    top = [_candidate(token_id, logprob, texts) for token_id, logprob in entry.top]
+    return {**_candidate(entry.token_id, entry.logprob, texts), "top_logprobs": top}
+
+
+def _candidate(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    return {"token": texts.text(token_id), "logprob": as_json(logprob), "bytes": list(texts.raw(token_id))}

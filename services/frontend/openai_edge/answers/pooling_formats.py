@@ -1,0 +1,170 @@
+"""Answers of calls that read texts and write none: always in one piece."""
+
+from __future__ import annotations
+
+import base64
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.input_processor.scoring import Scoring, probabilities
+from services.frontend.openai_edge.errors import as_response
+from shared.columns import f32
+from shared.errors import QuireError
+
+
+class PooledFormat(ABC):
+    """Of what was made of each prompt."""
+
+    prefix = "pool"  # of the answer's id
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    @abstractmethod
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        """f32 columns, one for each prompt -> the entries of the answer."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        usage = generation.usage
+        return {
+            "id": f"{self.prefix}-{generation.request.request_id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._model,
+            "data": self.data(generation.vectors),
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.prompt_tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            },
+        }
+
+    def refusal(self, error: QuireError) -> Response:
+        return as_response(error)
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        raise AssertionError("vectors are not streamed")
+
+    def last_events(self, generation: Generation) -> bytes:
+        raise AssertionError("vectors are not streamed")
+
+    def error_events(self, error: QuireError) -> bytes:
+        raise AssertionError("vectors are not streamed")
+
+
+class VectorFormat(PooledFormat):
+    """One vector for each input, in their order."""
+
+    def __init__(self, model: str, *, as_base64: bool) -> None:
+        """`as_base64`: little-endian float32 in base64, in place of a list of numbers."""
+        super().__init__(model)
+        self._as_base64 = as_base64
+
+    def written(self, vector: bytes) -> str | orjson.Fragment:
+        """Numbers of 32 bits are written as such: no longer than they have to be."""
+        if self._as_base64:
+            return base64.b64encode(vector).decode()
+        return orjson.Fragment(orjson.dumps(f32(vector), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+class EmbeddingFormat(VectorFormat):
+    """POST /v1/embeddings"""
+
+    prefix = "embd"
+
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        return [
+            {"object": "embedding", "index": index, "embedding": self.written(vector)}
+            for index, vector in enumerate(vectors)
+        ]
+
+
+class PoolingFormat(VectorFormat):
+    """POST /pooling"""
+
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        return [
+            {"object": "pooling", "index": index, "data": self.written(vector)} for index, vector in enumerate(vectors)
+        ]
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        """Of single tokens a list of vectors, in base64 one behind the other."""
+        answer = super().whole(deltas, generation)
+        counts = generation.num_vectors
+        if counts is not None and not self._as_base64:
+            for entry, column, count in zip(answer["data"], generation.vectors, counts, strict=True):
+                rows = orjson.dumps(f32(column).reshape(count, -1), option=orjson.OPT_SERIALIZE_NUMPY)
+                entry["data"] = orjson.Fragment(rows)
+        return answer
+
+
+class ClassifyFormat(PooledFormat):
+    """POST /classify"""
+
+    prefix = "classify"
+
+    def __init__(self, model: str, classes: Sequence[str]) -> None:
+        super().__init__(model)
+        self._classes = classes
+
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        found = [probabilities(vector) for vector in vectors]
+        return [
+            {
+                "index": index,
+                "label": self._classes[int(np.argmax(probs))],
+                "probs": [*map(float, probs)],
+                "num_classes": len(self._classes),
+            }
+            for index, probs in enumerate(found)
+        ]
+
+
+class ScoreFormat(PooledFormat):
+    """POST /score"""
+
+    prefix = "score"
+
+    def __init__(self, model: str, scoring: Scoring) -> None:
+        super().__init__(model)
+        self._scoring = scoring
+
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        scores = self._scoring.scores(vectors)
+        return [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+
+
+class RerankFormat(PooledFormat):
+    """POST /rerank"""
+
+    prefix = "rerank"
+
+    def __init__(self, model: str, scoring: Scoring, top_n: int, *, shows_documents: bool) -> None:
+        super().__init__(model)
+        self._scoring, self._top_n, self._shows_documents = scoring, top_n, shows_documents
+
+    def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        documents = self._scoring.documents
+        return [
+            {
+                "index": index,
+                "relevance_score": score,
+                **({"document": {"text": documents[index]}} if self._shows_documents else {}),
+            }
+            for index, score in self._scoring.ranked(vectors, self._top_n)
+        ]
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        """As Jina and Cohere have it."""
+        answer = super().whole(deltas, generation)
+        usage = {name: answer["usage"][name] for name in ("prompt_tokens", "total_tokens")}
+        return {"id": answer["id"], "model": answer["model"], "usage": usage, "results": answer["data"]}

@@ -1,0 +1,35 @@
+"""echo with max_tokens=0: the prompt comes back, counted, and nothing is generated."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+
+from services.frontend.catalogue import CatalogueEntry
+from services.frontend.generation.delta import Finish
+from services.frontend.generation.generation import Usage
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.openai_edge.answers.chunks import DONE, event
+from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.body.requests import AnswerOptions
+from services.frontend.request.request import Request
+from shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
+
+FULL = Finish(FINISH_REASON_LENGTH)
+
+
+async def prompt_only(
+    request: Request, options: AnswerOptions, processor: InputProcessor, model: CatalogueEntry
+) -> Response:
+    prompts = [await processor.tokenize(prompt, model.max_model_len) for prompt in request.prompts]
+    n = request.sampling.n
+    choices = [
+        {"index": index, "text": options.prefix[index // n], "logprobs": None, **ending(FULL)}
+        for index in range(len(prompts) * n)
+    ]
+    frame = Frame(f"cmpl-{request.request_id}", "text_completion", model.name)
+    usage = {"usage": usage_object(Usage(sum(map(len, prompts)), 0, 0))}
+    if not options.stream:
+        return Response(orjson.dumps(frame(choices, **usage)), media_type="application/json")
+    last = event(frame([], **usage)) if options.include_usage else b""
+    return Response(event(frame(choices)) + last + DONE, media_type="text/event-stream")

@@ -1,0 +1,1 @@
+"""Bodies in JSON, and the requests of the frontend that they become."""

@@ -1,0 +1,285 @@
+"""JSON bodies of the calls: the fields that do something. Others are sorted out by `refuse_unknown`."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+
+from services.frontend.http.plain_fields import PlainFields
+from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
+from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
+from shared.errors import InvalidArgument
+
+# OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
+IGNORED = frozenset({
+    "metadata",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "user",
+    "verbosity",
+})  # fmt: skip
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+PromptField = Annotated[
+    Any,
+    WithJsonSchema({
+        "description": "text, token ids, or a list of either",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "integer"}},
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        ],
+    }),
+]  # fmt: skip
+
+
+def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Ids of a large body (bounds/long_ids.py)."""
+    return value if isinstance(value, array) else check(value)
+
+
+class Body(BaseModel):
+    """Any body."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field("", description="the model's name; empty: the only one")
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        extra = self.model_extra or {}
+        for name in extra:
+            if name not in IGNORED and name not in ASKS:
+                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
+        refuse_not_offered(extra)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(default=False, description="end with a chunk that holds the usage")
+    continuous_usage_stats: bool = Field(default=False, description="usage so far in every chunk")
+    include_obfuscation: bool | None = Field(
+        default=None, description="accepted for OpenAI's clients; nothing is padded"
+    )
+
+
+class RepetitionDetectionBody(BaseModel):
+    """Ends a sample that only repeats itself: RepetitionDetection of sampling.proto."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 1
+    min_count: int = 0
+
+
+class GenerationBody(Body, PlainFields):
+    """What completions and chat completions share; sampling fields are named as in sampling.proto."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logits_processors: dict[str, dict[str, Any] | None] | None = Field(
+        None, description="of packages installed beside the workers: name to arguments"
+    )
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetectionBody | None = None
+    use_beam_search: bool = Field(default=False, description="the n most likely answers, found with n beams")
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_start: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    thinking_token_budget: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    skip_reading_prefix_cache: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(None, ge=1, description="tokens of a choice between its chunks")
+    resumable: bool = Field(
+        default=False, description="go on without the client; GET /v1/streams/{request_id} takes the stream up again"
+    )
+    retention_s: float | None = Field(
+        None, description="with resumable: for so long without a reader, and once it has ended; default: as offered"
+    )
+    echo: bool = False
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    kv_priority: Literal["low", "normal", "high"] = "normal"
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    return_metrics: bool | None = Field(None, description="give the times of this request, too; in a stream at its end")
+    guided_json: str | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json")
+    guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="... of structured_outputs.grammar")
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions"""
+
+    prompt: PromptField
+    best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class ChatOptions(GenerationBody):
+    """Of a chat completion, but for what was said."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+
+class ChatBody(ChatOptions):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+
+
+class BatchBody(ChatOptions):
+    """POST /v1/chat/completions/batch"""
+
+    messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
+
+
+class PooledBody(Body):
+    """What all calls have in common that read texts and write none."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    kv_priority: Literal["low", "normal", "high"] = "normal"
+
+
+class EmbeddingBody(PooledBody):
+    """POST /v1/embeddings"""
+
+    input: PromptField
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
+    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
+    pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
+    normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
+    prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
+
+
+class PoolingBody(EmbeddingBody):
+    """POST /pooling: what a model makes of texts, a vector or its classifier's scores."""
+
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = Field(
+        None, description="default: what the model does; of tokens: a vector for each"
+    )
+    step_tag_id: int | None = Field(None, description="with pooler step: the token that has a vector")
+
+
+class ClassifyBody(PooledBody):
+    """POST /classify"""
+
+    input: PromptField
+
+
+class ScoreBody(PooledBody):
+    """POST /score: one text beside all others, or each beside one."""
+
+    queries: str | list[str] | None = Field(None, description="also as text_1")
+    documents: str | list[str] | None = Field(None, description="also as text_2")
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+
+
+class RerankBody(PooledBody):
+    """POST /rerank, as Jina and Cohere have it"""
+
+    query: str
+    documents: list[str]
+    top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
+    return_documents: bool = True
+
+
+class TokenizeBody(Body):
+    """POST /tokenize"""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    tokens: Annotated[list[int], WrapValidator(_packed_as_they_are)]
+
+
+class LoadAdapterBody(BaseModel):
+    """POST /v1/load_lora_adapter"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str
+    lora_path: str = Field(description="its folder on the machines of the workers, or relative to their lora_folders")
+    load_inplace: bool = Field(False, description="take the place of the one that is loaded by this name")
+
+
+class UnloadAdapterBody(BaseModel):
+    """POST /v1/unload_lora_adapter"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str
+    lora_int_id: int | None = Field(None, description="not looked at: names are all there is")

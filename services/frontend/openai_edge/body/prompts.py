@@ -1,0 +1,96 @@
+"""`prompt` and `messages` of a body to prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
+from services.frontend.request import conversation
+from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from shared.errors import InvalidArgument, Unimplemented
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
+
+
+def completion_prompts(prompt: Any, *, add_special_tokens: bool) -> list[Prompt]:
+    """Text, token ids, or a list in which each entry is one or the other."""
+    if isinstance(prompt, list) and not _is_token_ids(prompt):
+        return [_one(entry, add_special_tokens) for entry in prompt]
+    return [_one(prompt, add_special_tokens)]
+
+
+def _one(prompt: Any, add_special_tokens: bool) -> Prompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, add_special_tokens)
+    if isinstance(prompt, list) and _is_token_ids(prompt):
+        return TokenPrompt(prompt)
+    raise InvalidArgument("prompt must be text, token ids, or a list of either", field="prompt")
+
+
+def _is_token_ids(value: Sequence[Any]) -> bool:
+    """Also the empty list: one empty prompt, refused as such."""
+    return set(map(type, value)) <= {int}
+
+
+def chat_prompt(
+    body: ChatOptions | TokenizeBody,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+) -> ChatPrompt:
+    if body.chat_template is not None:
+        raise InvalidArgument(
+            "chat_template: a request's own template is not run; the model's is used", field="chat_template"
+        )
+    return ChatPrompt(
+        [_message(message) for message in messages],
+        open_turn=body.add_generation_prompt and not body.continue_final_message,
+        continue_last=body.continue_final_message,
+        template_variables={**variables, **(body.chat_template_kwargs or {})},
+        add_special_tokens=bool(body.add_special_tokens),
+        tools=tools,
+    )
+
+
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
+    return conversation.message(
+        str(role),
+        _content(message.get("content")),
+        name=message.get("name"),
+        tool_calls=[_tool_call(call) for call in message.get("tool_calls") or ()],
+        tool_call_id=message.get("tool_call_id"),
+        reasoning=message.get("reasoning") or message.get("reasoning_content"),
+    )
+
+
+def _content(content: Any) -> str | None:
+    """Parts of text are joined, a line each, as templates that know only text expect."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidArgument("messages: content must be text or a list of parts", field="messages")
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str):
+        return str(part[TEXT_PARTS[kind]])
+    if kind in TEXT_PARTS:
+        raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {kind!r}", field="messages")
+    raise Unimplemented(f"messages: content of type {kind!r} is not offered by this server", field="messages")
+
+
+def _tool_call(call: Any) -> Mapping[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise InvalidArgument("messages: a tool call needs a function", field="messages")
+    arguments = function.get("arguments") or "{}"
+    return conversation.tool_call(str(call.get("id") or ""), str(function.get("name") or ""), str(arguments))

@@ -1,0 +1,73 @@
+"""`tools` and `tool_choice` of a body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.frontend.request.request import Tool
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
+from shared.errors import InvalidArgument, Unimplemented
+
+
+def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> Offer:
+    if tools is None:
+        if choice not in (None, NONE):
+            raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
+        return Offer()
+    if not tools:
+        raise InvalidArgument("tools: the list must not be empty; leave the field out instead", field="tools")
+    mode, name = _choice(AUTO if choice is None else choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = _allowed(tools, choice)
+    offered = [_tool(number, tool) for number, tool in enumerate(tools)]
+    return offer(offered, mode, name, parallel=parallel, shown=tools)
+
+
+def _choice(choice: Any) -> tuple[str, str]:
+    """The mode, and with a named function its name."""
+    if isinstance(choice, str) and choice in (NONE, AUTO, REQUIRED):
+        return choice, ""
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") == "function" and isinstance(name, str) and name:
+            return REQUIRED, name
+        allowed = choice.get("allowed_tools")
+        if (
+            choice.get("type") == "allowed_tools"
+            and isinstance(allowed, dict)
+            and allowed.get("mode") in (AUTO, REQUIRED)
+        ):
+            return str(allowed["mode"]), ""
+    raise InvalidArgument(
+        f"tool_choice must be none, auto, required, a function as in "
+        f'{{"type": "function", "function": {{"name": "..."}}}}, or allowed_tools, got {choice!r}',
+        field="tool_choice",
+    )
+
+
+def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = {_name_of(entry) for entry in choice["allowed_tools"].get("tools") or ()}
+    kept = [tool for tool in tools if _name_of(tool) in names]
+    if not kept or len(kept) < len(names):
+        raise InvalidArgument(
+            "tool_choice: allowed_tools must name some of the tools, and no others", field="tool_choice"
+        )
+    return kept
+
+
+def _name_of(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
+    kind = tool.get("type", "function")
+    if kind != "function":
+        raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidArgument(f"tools[{number}]: function must be an object", field="tools")
+    fields = (function.get(name) for name in ("name", "parameters", "description", "strict"))
+    return new_tool(f"tools[{number}]", *fields)

@@ -1,0 +1,1 @@
+"""The paths of the HTTP face, by what is asked for."""

@@ -1,0 +1,34 @@
+"""POST /v1/load_lora_adapter, POST /v1/unload_lora_adapter: with vLLM's bodies and answers, for operators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
+
+from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from services.frontend.http.body import BodyBounds
+from services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+
+class AdapterRoutes:
+    """Who may call them is seen to before (http/middleware.py: OperatorGuard)."""
+
+    def __init__(self, adapters: OperatedAdapters, bounds: BodyBounds) -> None:
+        self._adapters = adapters
+        self.router = APIRouter(tags=["adapters"], route_class=bounds.route(at_once=False))
+        self.router.add_api_route(
+            "/v1/load_lora_adapter", self.load, methods=["POST"], response_class=PlainTextResponse
+        )
+        self.router.add_api_route(
+            "/v1/unload_lora_adapter", self.unload, methods=["POST"], response_class=PlainTextResponse
+        )
+
+    async def load(self, body: LoadAdapterBody) -> Response:
+        request = pb.LoadAdapterRequest(name=body.lora_name, path=body.lora_path, replace=body.load_inplace)
+        await self._adapters.load(request)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(self, body: UnloadAdapterBody) -> Response:
+        await self._adapters.unload(pb.UnloadAdapterRequest(name=body.lora_name))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

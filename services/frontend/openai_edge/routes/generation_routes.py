@@ -1,0 +1,164 @@
+"""POST /v1/completions, POST /v1/chat/completions and its /batch, and POST /invocations, which is either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.generation.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
+from services.frontend.openai_edge.answers.chunks import Chunks
+from services.frontend.openai_edge.answers.completion_format import CompletionFormat
+from services.frontend.openai_edge.answers.prompt_only import prompt_only
+from services.frontend.openai_edge.body.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from services.frontend.openai_edge.body.requests import (
+    AnswerOptions,
+    answer_options,
+    batch_request,
+    chat_request,
+    completion_request,
+)
+from services.frontend.openai_edge.resumable import Resumable, Worded
+from services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
+from services.frontend.request.request import Request as GeneratorRequest
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCHEMAS = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in (ChatBody, CompletionBody)]
+EITHER = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
+
+AnyBody = TypeVar("AnyBody", bound=GenerationBody)
+
+
+class GenerationRoutes:
+    """Bodies to requests, requests to answers."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        processor: InputProcessor,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        bounds: BodyBounds,
+        *,
+        resumable: Resumable,
+    ) -> None:
+        self._generator = generator
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._resumable = resumable
+        resumable.offer(COMPLETIONS, self._completion_again)
+        resumable.offer(CHAT, self._chat_again)
+        self.router = APIRouter(tags=["generation"], route_class=bounds.route())
+        self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
+        self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
+        self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
+        self.router.add_api_route(
+            "/invocations", self.invoke, methods=["POST"], response_class=Response, openapi_extra=EITHER
+        )
+
+    async def complete(self, body: CompletionBody, http: Request) -> Response:
+        """Continues one prompt or several."""
+        body.refuse_unknown()
+        sent = headers.read(http)
+        request, options = self._completion(body, sent)
+        if options.no_output and not request.asks_prompt_logprobs:
+            self._processor.check(request)
+            return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
+        if body.resumable:
+            return self._resumable.answer(COMPLETIONS, body, sent, self._completion_again, body.retention_s)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
+
+    def _completion_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+        request, options = self._completion(CompletionBody.model_validate_json(body), sent)
+        options = replace(options, created_unix_s=created_unix_s)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return Worded(request, Chunks(answer_format))
+
+    def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
+        request = completion_request(body, sent, self._tokenizer.defaults)
+        skip = request.sampling.skip_special_tokens
+        options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
+        if body.echo and body.max_tokens == 0:
+            request = replace(request, sampling=replace(request.sampling, max_tokens=1))
+            options = replace(options, no_output=True)
+        return request, options
+
+    def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
+        match prompt:
+            case TextPrompt(text):
+                return text
+            case TokenPrompt(token_ids):
+                return self._processor.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+            case ChatPrompt() | PairPrompt():
+                raise AssertionError("completions have no conversations")
+
+    async def chat(self, body: ChatBody, http: Request) -> Response:
+        """Answers a conversation."""
+        body.refuse_unknown()
+        sent = headers.read(http)
+        if body.resumable:
+            return self._resumable.answer(CHAT, body, sent, self._chat_again, body.retention_s)
+        request, answer_format = self._chat(body, sent)
+        return Answer(self._generator, request, Chunks(answer_format), stream=bool(body.stream))
+
+    def _chat_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+        request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
+        return Worded(request, Chunks(answer_format))
+
+    def _chat(
+        self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
+    ) -> tuple[GeneratorRequest, ChatFormat]:
+        request = chat_request(body, sent, self._tokenizer.defaults)
+        options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
+        options = replace(options, created_unix_s=created_unix_s)
+        return request, ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+
+    async def batch(self, body: BatchBody, http: Request) -> Response:
+        """Answers several conversations, each once, in one piece."""
+        body.refuse_unknown()
+        request = batch_request(body, headers.read(http), self._tokenizer.defaults)
+        options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
+        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return Answer(self._generator, request, Chunks(answer_format), stream=False)
+
+    async def invoke(self, body: dict[str, Any], http: Request) -> Response:
+        """A chat completion if there are messages, else a completion: what SageMaker asks of a container. From here on
+        it is that call, and errors are worded as there."""
+        if "messages" in body:
+            http.scope["path"] = CHAT
+            return await self.chat(_read(ChatBody, body), http)
+        http.scope["path"] = COMPLETIONS
+        return await self.complete(_read(CompletionBody, body), http)
+
+
+def _read(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+def _last_answers(prompts: Sequence[Prompt]) -> list[str]:
+    """What the assistant said last, of conversations in which its turn goes on: echo repeats it."""
+    return [_last_answer(prompt) for prompt in prompts if isinstance(prompt, ChatPrompt)]
+
+
+def _last_answer(prompt: ChatPrompt) -> str:
+    if not prompt.messages or prompt.messages[-1]["role"] != "assistant":
+        return ""
+    return str(prompt.messages[-1]["content"] or "")

@@ -1,0 +1,161 @@
+"""POST /v1/embeddings, /pooling, /classify, /score, /rerank and their versions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import pooling
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.input_processor.scoring import Scoring
+from services.frontend.openai_edge.answers.pooling_formats import (
+    ClassifyFormat,
+    EmbeddingFormat,
+    PooledFormat,
+    PoolingFormat,
+    RerankFormat,
+    ScoreFormat,
+)
+from services.frontend.openai_edge.body.bodies import (
+    ClassifyBody,
+    EmbeddingBody,
+    PooledBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.openai_edge.body.prompts import completion_prompts
+from services.frontend.request.request import Pooling, Prompt, Sampling
+from services.frontend.request.request import Request as Asked
+from shared.errors import InvalidArgument
+
+SCORE = ("/score", "/v1/score")
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+class PoolingRoutes:
+    """Texts to vectors, classes and scores."""
+
+    def __init__(
+        self, generator: Generator, processor: InputProcessor, catalogue: Catalogue, bounds: BodyBounds
+    ) -> None:
+        self._generator = generator
+        self._processor = processor
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["pooling"], route_class=bounds.route())
+        self.router.add_api_route("/v1/embeddings", self.embed, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/pooling", self.pool, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/classify", self.classify, methods=["POST"], response_class=Response)
+        for path in SCORE:
+            self.router.add_api_route(path, self.score, methods=["POST"], response_class=Response)
+        for path in RERANK:
+            self.router.add_api_route(path, self.rerank, methods=["POST"], response_class=Response)
+
+    async def embed(self, body: EmbeddingBody, http: Request) -> Response:
+        """A vector for each input: text or token ids."""
+        body.refuse_unknown()
+        if body.pooler in (pooling.ALL, pooling.STEP):
+            raise InvalidArgument(f"pooler: {body.pooler} gives several vectors; ask /pooling for them", field="pooler")
+        asked = Pooling(body.pooler or "", body.normalize, body.dimensions, prompt_name=body.prompt_name or "")
+        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+        return self._answer(
+            request, EmbeddingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+        )
+
+    async def pool(self, body: PoolingBody, http: Request) -> Response:
+        """A vector for each input: of its hidden states, or a classifier's scores as they are."""
+        body.refuse_unknown()
+        task = body.task or ("classify" if self._processor.classes else "embed")
+        by_token = task.startswith("token_") or (task == "embed" and self._processor.compares_tokens)
+        pooler = body.pooler or (pooling.ALL if by_token else "")
+        classify, name = task.endswith("classify"), body.prompt_name or ""
+        asked = Pooling(pooler, body.normalize, body.dimensions, classify, body.step_tag_id, name)
+        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+        return self._answer(
+            request, PoolingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+        )
+
+    async def classify(self, body: ClassifyBody, http: Request) -> Response:
+        """How likely each of the model's classes is, for each input."""
+        body.refuse_unknown()
+        request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
+        return self._answer(request, ClassifyFormat(self._catalogue.called(body.model), self._processor.classes))
+
+    async def score(self, body: ScoreBody, http: Request) -> Response:
+        """How well texts go together, pair by pair."""
+        body.refuse_unknown()
+        queries = _either(body, "queries", "text_1")
+        scoring = self._processor.scoring(queries, _either(body, "documents", "text_2"))
+        return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
+
+    async def rerank(self, body: RerankBody, http: Request) -> Response:
+        """Documents by how well they answer the query."""
+        body.refuse_unknown()
+        scoring = self._processor.scoring([body.query], body.documents)
+        answer_format = RerankFormat(
+            self._catalogue.called(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
+        )
+        return self._scored(body, scoring, answer_format, http)
+
+    def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
+        request = pooled(body, scoring.prompts, scoring.pooling, headers.read(http))
+        return ScoredAnswer(self._generator, request, answer_format, scoring)
+
+    def _answer(self, request: Asked, answer_format: PooledFormat) -> Response:
+        return Answer(self._generator, request, answer_format, stream=False)
+
+
+class ScoredAnswer(Answer):
+    """Whose scores take time of their own."""
+
+    def __init__(self, generator: Generator, request: Asked, answer_format: PooledFormat, scoring: Scoring) -> None:
+        super().__init__(generator, request, answer_format, stream=False)
+        self._scoring = scoring
+
+    async def _body(self, generation: Generation) -> bytes:
+        await generation.collect()
+        await self._scoring.settle(generation.vectors)
+        return orjson.dumps(self._format.whole([], generation))
+
+
+def _texts(given: object, body: PooledBody) -> list[Prompt]:
+    return completion_prompts(given, add_special_tokens=body.add_special_tokens)
+
+
+def _either(body: ScoreBody, name: str, other: str) -> Sequence[str]:
+    first, second = getattr(body, name), getattr(body, other)
+    given = second if first is None else first
+    if given is None or (first is not None and second is not None):
+        raise InvalidArgument(f"exactly one of {name} and {other} must be given", field=name)
+    return [given] if isinstance(given, str) else list(given)
+
+
+def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> Asked:
+    """A request that reads its prompts and continues none."""
+    return Asked(
+        request_id=body.request_id or call.request_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=prompts,
+        sampling=Sampling(detokenize=False),
+        pooling=pooling,
+        arrival_s=call.arrival_s,
+        deadline_s=call.deadline_s,
+        priority=body.priority or 0,
+        tenant=body.tenant or call.tenant,
+        cache_salt=body.cache_salt or "",
+        kv_priority=body.kv_priority,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "right",
+        final_only=True,
+    )

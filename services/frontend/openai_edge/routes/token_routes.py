@@ -1,0 +1,71 @@
+"""POST /tokenize, POST /detokenize, GET /tokenizer_info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.http.body import BodyBounds
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
+from services.frontend.openai_edge.body.prompts import chat_prompt
+from services.frontend.request.request import Prompt, TextPrompt
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument
+
+
+class TokenRoutes:
+    """Text and messages to token ids, as the generating calls would do it, and back."""
+
+    def __init__(
+        self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue, bounds: BodyBounds
+    ) -> None:
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
+        self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
+        # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
+        self.router.add_api_route(
+            "/detokenize",
+            self.detokenize,
+            methods=["POST"],
+            route_class_override=bounds.route(),
+            response_model=dict[str, Any],
+        )
+        self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])
+
+    async def tokenize(self, body: TokenizeBody) -> Response:
+        body.refuse_unknown()
+        entry = self._catalogue.entry(body.model)
+        token_ids = await self._processor.tokenize(_prompt(body), entry.max_model_len)
+        names = [self._tokenizer.token_name(i) for i in token_ids] if body.return_token_strs else None
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": entry.max_model_len,
+            "tokens": token_ids,
+            "token_strs": names,
+        }
+        return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would look at every id
+
+    async def detokenize(self, body: DetokenizeBody) -> Response:
+        body.refuse_unknown()
+        self._catalogue.check(body.model)
+        text = await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)
+        return Response(orjson.dumps({"prompt": text}), media_type="application/json")
+
+    async def info(self) -> dict[str, Any]:
+        """What tokenizer_config.json says, with the chat template that is in use."""
+        return self._tokenizer.info
+
+
+def _prompt(body: TokenizeBody) -> Prompt:
+    if body.messages is not None:
+        return chat_prompt(body, body.messages, {}, body.tools or ())
+    if body.prompt is None:
+        raise InvalidArgument("either prompt or messages must be given", field="prompt")
+    return TextPrompt(body.prompt, add_special_tokens=body.add_special_tokens is not False)

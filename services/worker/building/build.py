@@ -1,0 +1,172 @@
+"""From settings to a replica that is ready for plans. Runs on the device's thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from services.worker.attention.port import AttentionSpec
+from services.worker.building.build_encoder import build_encoder
+from services.worker.building.memory import Memory, record_steps, take_memory
+from services.worker.building.model import Loaded, load_model
+from services.worker.building.site import Site, open_ops, open_own_device, open_site
+from services.worker.building.steps import Steps, build_steps
+from services.worker.building.wanted import Wanted, read_wanted
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.kv_transfer.layout import layout_of
+from services.worker.kv_transfer.pages import Pages
+from services.worker.limits import Limits
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.loading.loader import load_checkpoint
+from services.worker.models.loading.weight_folders import WeightFolders
+from services.worker.models.registry import check_config, find_encoder
+from services.worker.offload.disk_store import NOBODY, DiskObserver
+from services.worker.offload.open_tiers import open_tiers
+from services.worker.orders import Orders
+from services.worker.ranks.seat import ALONE, Seat
+from services.worker.replica import Replica
+from services.worker.runner.expert_load import ExpertLoad
+from services.worker.runner.step_cost import CostModel
+from services.worker.sleep.sleeper import Sleeper
+from services.worker.spec_decode.drafter import Drafter
+from services.worker.spec_decode.open_speculation import start_speculation
+from services.worker.spec_decode.rehearsal import rehearse
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.spec_decode.speculation import Speculation
+from services.worker.structured.backends import chosen
+from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.port import GrammarBackend
+from services.worker.warmup.build_kernels import Kernels
+from services.worker.warmup.compile_process import CompileProcess
+from shared.models.model_identity import read_config
+from shared.settings import WorkerSettings
+
+
+def build_replica(
+    settings: WorkerSettings,
+    grammars: CompilePool | None = None,
+    compiler: CompileProcess | None = None,
+    seat: Seat = ALONE,
+    disk_observer: DiskObserver = NOBODY,
+) -> Replica:
+    """`grammars`: None where no output is to be constrained; `compiler`: begun already; `seat`: the rank whose part of
+    the replica is built.
+
+    Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
+    """
+    values = read_config(Path(settings.model))
+    encoder = find_encoder(values)
+    if encoder is not None:
+        return _encoder(settings, encoder, values, seat)
+    wanted = read_wanted(settings, values, seat)
+    compiling = Kernels(settings, compiler) if seat.rank == 0 else None
+    site = open_site(settings, wanted, seat)
+    loaded = load_model(settings, wanted, site, seat)
+    steps = build_steps(settings, wanted, site, loaded, grammars)
+    if compiling is not None:
+        compiling.wait()
+    site.place.least(0)  # what the first rank has compiled is there for all
+    memory = take_memory(settings, wanted, site, loaded, steps)
+    record_steps(site, loaded, steps, memory)
+    speculation = _speculation(wanted, steps, memory)
+    parts = (settings, wanted, site, loaded)
+    replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)
+    if speculation is not None and not site.device.is_synchronous:
+        rehearse(replica, speculation)
+    return replica
+
+
+def _speculation(wanted: Wanted, steps: Steps, memory: Memory) -> Speculation | None:
+    if wanted.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
+        return start_speculation(wanted.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
+    return None
+
+
+def _replica(
+    settings: WorkerSettings,
+    wanted: Wanted,
+    site: Site,
+    loaded: Loaded,
+    *,
+    steps: Steps,
+    memory: Memory,
+    speculation: Speculation | None,
+    disk_observer: DiskObserver,
+) -> Replica:
+    fitting, model, drafter = memory.limits, loaded.model, steps.drafter
+    layout = _kv_layout(settings, fitting, site.spec)
+    return Replica(
+        fitting,
+        wanted.config.vocab_size,
+        site.device.name,
+        steps.runner,
+        memory.table,
+        speculation=speculation,
+        below=open_tiers(
+            settings, fitting, memory.caches, loaded.shape, drafter, layout=layout, observer=disk_observer
+        ),
+        expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
+        cost_model=CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize),
+        pages=_pages(settings, fitting, memory.caches, layout, drafter),
+        adapters=site.place.adapters,
+        orders=_orders(settings, loaded, memory.caches),
+    )
+
+
+def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache]) -> Orders:
+    weights, sleep_memory = loaded.weights, loaded.sleep_memory
+    folders = WeightFolders(settings.weights_folders)
+
+    def read_again(model: CausalLM) -> None:
+        if weights.id.spooled:
+            load_checkpoint(model, Path(weights.id.spooled))
+        elif weights.id.update:
+            load_checkpoint(model, folders.find(weights.id.path))
+        else:
+            loaded.loader.load(model, Path(settings.model), model.is_elsewhere)
+
+    places = sleep_memory.places(memory, weights)
+    return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))
+
+
+def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec) -> bytes:
+    """What the bytes of a block mean."""
+    dummy = settings.seed if settings.load_format == "dummy" else None
+    return layout_of(
+        Path(settings.model),
+        spec=spec,
+        attention=settings.attention_backend,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        impl=settings.model_impl,
+        layers=fitting.layout.layers_per_page,
+        dummy=dummy,
+    )
+
+
+def _pages(
+    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
+) -> Pages | None:
+    """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
+    them, or drafts need KV beside them."""
+    if settings.num_ranks > 1 or fitting.num_groups > 1 or fitting.layout.windows:
+        return None
+    if drafter is not None and drafter.block_bytes:
+        return None
+    return Pages(memory, layout)
+
+
+def _encoder(settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], seat: Seat) -> Replica:
+    device = open_own_device(settings, seat)
+    return build_encoder(settings, family, values, device, open_ops(settings, device, seat))
+
+
+def open_grammars(settings: WorkerSettings) -> GrammarBackend:
+    """The model's vocabulary, ready for grammars. Raises QuireError where it is missing. Any thread may call it."""
+    folder = Path(settings.model)
+    config = read_config(folder)
+    eos = config.get("eos_token_id")
+    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    vocab_size = check_config(config, settings.model_impl).vocab_size
+    return chosen.open_backend(settings.structured_output_backend, folder, vocab_size, eos_ids)

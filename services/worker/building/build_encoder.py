@@ -1,0 +1,111 @@
+"""From settings to a replica of an encoder: no KV memory, no samples, whole prompts. Runs on the device's thread."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kernels import Ops
+from services.worker import limits
+from services.worker.device.device import Device, choose_dtype
+from services.worker.heads.heads import Heads
+from services.worker.heads.sentence_head import SentenceHead
+from services.worker.heads.whole_pooling import WholePoolingHead
+from services.worker.kv.layout import KVLayout
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder_config import EncoderConfig
+from services.worker.models.loading.loader import Loader
+from services.worker.models.registry import read_encoder_config
+from services.worker.replica import Replica
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.sampling.sampler import Sampler
+from services.worker.step.slots import SlotTable
+from services.worker.step.text_marks import TextMarks
+from shared.errors import InvalidArgument
+from shared.kv.kv_specs import NOTHING, KVGroup
+from shared.logs import logger
+from shared.models.sentence_transformers import SentenceModel, read_sentence_model
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+NUM_BLOCKS = 2  # the null block, and the least that schedulers take: nobody has either
+PLAIN = SentenceModel(("cls",), normalizes=True)
+
+
+def build_encoder(
+    settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], device: Device, ops: Ops
+) -> Replica:
+    """`values`: config.json. Raises QuireError with what is wrong with the settings or the checkpoint."""
+    _refuse(settings)
+    config, folder = read_encoder_config(values), Path(settings.model)
+    fitting = encoder_limits(settings, config)
+    place = Placement(ops, choose_dtype(settings.dtype, config.dtype, device), device.torch_device)
+    model = family(config, place, config.max_positions)
+    started = time.perf_counter()
+    Loader(settings.load_format, settings.seed).load(model, folder)
+    log.info("model loaded", model=settings.model, dtype=str(place.dtype), seconds=_since(started))
+    marks = TextMarks(config.num_token_types)
+    runner = ModelRunner(model, _heads(settings, model, fitting, place, marks), device, marks=marks)
+    table = SlotTable(fitting)
+    runner.prepare([], table.block_table)
+    log.info("an encoder: no KV cache, whole prompts", tokens_per_step=fitting.max_num_batched_tokens)
+    return Replica(fitting, config.vocab_size, device.name, runner, table)
+
+
+def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> Limits:
+    """A step has room for the longest prompt; a folder of sentence-transformers may say that this is shorter than the
+    model's positions. Raises InvalidArgument."""
+    sentence = read_sentence_model(Path(settings.model))
+    longest = min(config.max_positions, sentence.max_seq_length if sentence and sentence.max_seq_length else 1 << 30)
+    if settings.max_model_len:
+        longest = config.max_positions  # asked for: up to what the model can
+    wanted = limits.from_settings(settings, longest)
+    layout = KVLayout((KVGroup(NOTHING, tuple(range(config.num_layers))),))
+    wanted = replace(wanted, layout=layout, num_blocks=NUM_BLOCKS)
+    if wanted.max_num_batched_tokens >= wanted.max_model_len:
+        return wanted
+    if settings.max_num_batched_tokens:
+        text = (
+            f"max_num_batched_tokens: {wanted.max_num_batched_tokens} is less than max_model_len, "
+            f"{wanted.max_model_len}: an encoder computes a prompt in one step"
+        )
+        raise InvalidArgument(text, field="max_num_batched_tokens")
+    return replace(wanted, max_num_batched_tokens=wanted.max_model_len)
+
+
+def _refuse(settings: WorkerSettings) -> None:
+    """What has no meaning here, or is not there yet."""
+    asked = {
+        "speculative_config": bool(settings.speculative_config),
+        "lora": bool(settings.lora),
+        "lora_folders": bool(settings.lora_folders),
+        "kv_offloading_size": settings.kv_offloading_size > 0,
+        "kv_offloading_disk": bool(settings.kv_offloading_disk),
+        "kv_offloading_region": bool(settings.kv_offloading_region),
+        "tensor_parallel_size": settings.tensor_parallel_size > 1,
+        "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
+        "batch_invariant": settings.batch_invariant,
+        "quantization": settings.quantization != "none",
+        "model_impl": settings.model_impl == "transformers",
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise InvalidArgument(f"{name}: the model is an encoder, for which there is none", field=name)
+
+
+def _heads(settings: WorkerSettings, model: Encoder, fitting: Limits, place: Placement, marks: TextMarks) -> Heads:
+    """The sampler is there for the face of it: schedulers refuse whoever samples, and so does the pooling head."""
+    sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
+    load = settings.load_format != "dummy"
+    default = SentenceHead.of(Path(settings.model), PLAIN, place.device, load=load)
+    pooling = WholePoolingHead(model.config.hidden_size, default, model.classifier)
+    return Heads(sampler, [pooling], [marks])
+
+
+def _since(started: float) -> float:
+    return round(time.perf_counter() - started, 2)

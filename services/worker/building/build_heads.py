@@ -1,0 +1,70 @@
+"""From settings to the heads of a decoder: what is made of hidden states in a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from services.worker.heads.heads import Heads
+from services.worker.heads.pooling import PoolingHead
+from services.worker.heads.prompt_logprobs import PromptLogprobs
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.sampling import logits_processors
+from services.worker.sampling.sampler import Sampler
+from services.worker.step.slots import Rows
+from services.worker.structured.compile_pool import CompilePool
+from shared.errors import InvalidArgument
+from shared.models.sentence_transformers import read_sentence_model
+from shared.pb.common.v1 import pooling_pb2
+from shared.settings import WorkerSettings
+
+
+def build_heads(
+    settings: WorkerSettings,
+    model: CausalLM,
+    wanted: Limits,
+    place: Placement,
+    grammars: CompilePool | None,
+) -> Heads:
+    sampler = _sampler(settings, model.config, wanted, place, grammars)
+    adapters = place.adapters
+
+    def logits_of(hidden: Tensor, slots: Rows) -> Tensor:
+        return model.logits(hidden, *(adapters.logit_rows_of(slots) if adapters is not None else ()))
+
+    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
+    told = () if adapters is None else (adapters,)
+    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model)], told)
+
+
+def _sampler(
+    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement, grammars: CompilePool | None
+) -> Sampler:
+    return Sampler(
+        wanted.max_num_seqs,
+        config.vocab_size,
+        settings.max_logprobs,
+        place.ops,
+        place.device,
+        logprobs_mode=settings.logprobs_mode,
+        grammars=grammars,
+        batch_invariant=settings.batch_invariant,
+        processors=logits_processors.installed(),
+    )
+
+
+def _pooling_head(folder: Path, model: CausalLM) -> PoolingHead:
+    """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
+    size, sentence = model.config.hidden_size, read_sentence_model(folder)
+    if sentence is None:
+        return PoolingHead(size, classifier=model.classifier)
+    poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
+    if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
+        text = f"model: {folder} pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models "
+        raise InvalidArgument(f"{text}that go on have {', '.join(poolers)} and none", field="model")
+    default = poolers[sentence.modes[0]]
+    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes)

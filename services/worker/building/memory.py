@@ -1,0 +1,89 @@
+"""The memory for KV: how many blocks there are, where they lie, and the steps that are recorded over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker import limits
+from services.worker.attention.port import AttentionBackend
+from services.worker.building.model import Loaded
+from services.worker.building.site import Site
+from services.worker.building.steps import Steps
+from services.worker.building.wanted import Wanted
+from services.worker.kv import kv_cache, kv_memory
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models import taped
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.taped import TapedModel
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.profiling import run_largest_steps
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.step.slots import SlotTable
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    limits: Limits
+    """What the blocks hold: those of the replica."""
+    table: SlotTable
+    caches: list[LayerCache]
+
+
+def take_memory(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> Memory:
+    num_blocks = site.place.least(settings.num_blocks or _measure(settings, site, loaded, steps))
+    fitting = _fitting(settings, site.limits, num_blocks)
+    drafting = wanted.drafting
+    table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
+    caches = kv_cache.allocate(loaded.shape, num_blocks, site.place.device, loaded.sleep_memory.zeros)
+    return Memory(fitting, table, caches)
+
+
+def record_steps(site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
+    """From here on the runner computes steps over these blocks."""
+    block_table = memory.table.block_table
+    steps.runner.prepare(kv_cache.of_layers(memory.caches, loaded.kept), block_table, loaded.kept.num_groups)
+    if steps.graphs is not None:
+        steps.graphs.record(steps.runner, memory.limits, block_table)
+    _use_tape(steps.runner, loaded.model, site.backend, site.place, memory.limits)
+    kv_memory.report(memory.limits, loaded.shape)
+
+
+def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limits:
+    fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
+    if fitting.max_model_len < wanted.max_model_len:
+        log.warning(
+            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
+        )
+    return fitting
+
+
+def _use_tape(
+    runner: ModelRunner, model: CausalLM, backend: AttentionBackend, place: Placement, fitting: Limits
+) -> None:
+    reason = taped.reject_reason(model, backend, place)
+    if reason is None:
+        runner.use_model(TapedModel(model, runner.caches, fitting))
+    elif place.device.type == "cpu":
+        log.info("no tape: steps are launched kernel by kernel", reason=reason)
+
+
+def _measure(settings: WorkerSettings, site: Site, loaded: Loaded, steps: Steps) -> int:
+    """Blocks that the free memory gives, with what drafts keep beside each."""
+    block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
+    if settings.device == "cpu":
+        return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
+    scratch = SlotTable(site.limits)
+    memory = kv_cache.allocate(loaded.shape, 1, site.place.device)
+    steps.runner.prepare(kv_cache.of_layers(memory, loaded.kept), scratch.block_table, loaded.kept.num_groups)
+    kv_memory.forget_cuda_peak()
+    run_largest_steps(steps.runner, site.limits)
+    if steps.graphs is not None:
+        steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
+    total_bytes, other_bytes = kv_memory.measure_cuda_use()
+    return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

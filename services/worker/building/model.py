@@ -1,0 +1,71 @@
+"""The model with its weights, and what its blocks of KV are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.worker.building.site import Site
+from services.worker.building.wanted import Wanted
+from services.worker.kv.kv_memory import BlockShape, block_shape
+from services.worker.kv.layout import KVLayout
+from services.worker.layers.placement import Placement
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.loading.loader import Loader
+from services.worker.models.loading.weights import Weights
+from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from services.worker.ranks.seat import Seat
+from services.worker.runner.step_cost import WeightCounts
+from services.worker.sleep.open_places import SleepMemory
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: CausalLM
+    loader: Loader
+    kept: KVLayout
+    """Of the layers that are here."""
+    shape: BlockShape
+    counts: WeightCounts
+    weights: Weights
+    """What may be exchanged while the worker runs."""
+    sleep_memory: SleepMemory
+
+
+def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat) -> Loaded:
+    """Raises QuireError with what is wrong with the checkpoint."""
+    place = site.place
+    loader = Loader(settings.load_format, settings.seed)
+
+    def new() -> CausalLM:
+        return wanted.family(wanted.config, site.backend, place, site.limits.max_model_len)
+
+    model = new()
+    kept = site.limits.layout.of_layers(model.here)
+    shape = block_shape(site.spec, kept.layers_per_page, site.kv_dtype)
+    counts = _count(model, place, seat)
+    weights = Weights(model, new, place)
+    _load(model, settings, loader, place)
+    sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
+    return Loaded(model, loader, kept, shape, counts, weights, sleep_memory)
+
+
+def _count(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:
+    counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
+    return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
+
+
+def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
+    if place.adapters is not None:
+        place.adapters.check_complete()
+    if isinstance(model, TransformersCausalLM):
+        log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
+    started = time.perf_counter()
+    loader.load(model, Path(settings.model), model.is_elsewhere)
+    seconds, dtype = round(time.perf_counter() - started, 2), str(place.dtype)
+    log.info("model loaded", model=settings.model, dtype=dtype, load_format=settings.load_format, seconds=seconds)

@@ -1,0 +1,95 @@
+"""On what a model is computed: the device, the kernels, this rank's part, the attention backend."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+import kernels
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.port import AttentionBackend, AttentionSpec
+from services.worker.attention.spec import attention_spec
+from services.worker.building.wanted import Wanted
+from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from services.worker.kv import state_blocks
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.lora.open_adapters import open_adapters
+from services.worker.ranks.seat import Seat
+from services.worker.runner import batch_invariance
+from shared.errors import InvalidArgument
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    device: Device
+    place: Placement
+    kv_dtype: torch.dtype
+    limits: Limits
+    """Those wanted, with blocks that this model's states fit into."""
+    spec: AttentionSpec
+    backend: AttentionBackend
+
+
+def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
+    """Raises QuireError with what the device or the machine cannot do."""
+    config = wanted.config
+    device = open_own_device(settings, seat)
+    place = _place(settings, wanted, device, seat)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
+    fitted = state_blocks.fit(wanted.limits, config, kv_dtype, settings, wanted.drafting)
+    if settings.batch_invariant:
+        batch_invariance.check(
+            settings,
+            place,
+            wanted.drafting,
+            is_latent=config.latent is not None,
+            is_recurrent=config.recurrent is not None,
+        )
+    spec = attention_spec(config, fitted.block_size, place, kv_dtype)
+    return Site(device, place, kv_dtype, fitted, spec, choose_attention(settings.attention_backend, spec))
+
+
+def open_own_device(settings: WorkerSettings, seat: Seat) -> Device:
+    return open_device(settings.device, settings.threads or num_cores(seat), seat.local_rank)
+
+
+def num_cores(seat: Seat) -> int:
+    """For one of the ranks, which are at work at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // (seat.per_host or seat.size))
+
+
+def open_ops(settings: WorkerSettings, device: Device, seat: Seat) -> kernels.Ops:
+    ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
+    if device.is_synchronous:
+        kernels.set_num_threads(ops, settings.threads or num_cores(seat))
+    log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
+    return ops
+
+
+def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat) -> Placement:
+    if settings.expert_parallel and (seat.width == 1 or wanted.config.experts is None):
+        reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
+        raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
+    dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
+    ops = open_ops(settings, device, seat)
+    quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
+    shard, stage = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
+    shard = replace(shard, whole_experts=settings.expert_parallel)
+    return Placement(
+        ops,
+        dtype,
+        device.torch_device,
+        quantization,
+        settings.batch_invariant,
+        wanted.config.quantization,
+        shard,
+        open_adapters(settings, ops, dtype, device, wanted.limits),
+        stage,
+    )

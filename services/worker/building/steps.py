@@ -1,0 +1,81 @@
+"""What computes steps: the runner with its heads, the drafter, and the maker of CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from services.worker.building.build_heads import build_heads
+from services.worker.building.model import Loaded
+from services.worker.building.site import Site
+from services.worker.building.wanted import Wanted
+from services.worker.graphs.build_graphs import GraphMaker
+from services.worker.heads.heads import Heads
+from services.worker.kv import state_blocks
+from services.worker.models.causal_lm import CausalLM
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.pipeline import stage_of_steps
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Drafter, Target
+from services.worker.spec_decode.open_speculation import drafter_for
+from services.worker.structured.compile_pool import CompilePool
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    runner: ModelRunner
+    drafter: Drafter | None
+    graphs: GraphMaker | None
+
+
+def build_steps(
+    settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, grammars: CompilePool | None
+) -> Steps:
+    model, place, limits = loaded.model, site.place, site.limits
+    without = replace(place, adapters=None)
+    target = Target(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
+    drafter = drafter_for(wanted.drafting, target, limits)
+    runner = _runner(model, build_heads(settings, model, limits, place, grammars), site)
+    return Steps(runner, drafter, _graph_maker(settings, model, site, drafting=wanted.drafting, drafter=drafter))
+
+
+def _runner(model: CausalLM, heads: Heads, site: Site) -> ModelRunner:
+    if not site.device.is_synchronous:
+        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
+    runner = ModelRunner(model, heads, site.device, site.place.adapters)
+    stage, dtype = site.place.stage, site.place.dtype
+    runner.use_stage(lambda timer: stage_of_steps(stage, model, dtype, site.limits.max_num_seqs, timer))
+    return runner
+
+
+def _graph_maker(
+    settings: WorkerSettings,
+    model: CausalLM,
+    site: Site,
+    *,
+    drafting: SpeculativeConfig | None,
+    drafter: Drafter | None,
+) -> GraphMaker | None:
+    """None where all steps are launched kernel by kernel."""
+    backend, spec, place = site.backend, site.spec, site.place
+    if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if not place.stage.is_whole:
+        log.warning("no CUDA graphs: a stage of a pipeline launches its steps kernel by kernel")
+        return None
+    if not backend.records_decodes:
+        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        return None
+    chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
+    if chunks != settings.cuda_graph_chunks:
+        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
+    tile = backend.rows_per_prefix_tile(spec)
+    samples_per_row = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    keeps_hidden = drafter is not None and drafter.needs_features
+    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=samples_per_row, keeps_hidden=keeps_hidden)

@@ -1,0 +1,41 @@
+"""What the settings and the checkpoint's config.json ask for, before any device is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.worker import limits
+from services.worker.kv.layout import KVLayout
+from services.worker.limits import Limits
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.registry import find_model, read_model_config
+from services.worker.ranks import staged
+from services.worker.ranks.seat import Seat
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.open_speculation import read_drafting
+from shared.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    family: type[CausalLM]
+    config: DecoderConfig
+    drafting: SpeculativeConfig | None
+    limits: Limits
+
+
+def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) -> Wanted:
+    """`values`: config.json. Raises QuireError with what this model or this build of it does not have."""
+    family = find_model(values, settings.model_impl)
+    config = read_model_config(values, settings.model_impl)
+    drafting = read_drafting(settings, config)
+    asked = limits.from_settings(settings, config.max_positions)
+    asked = replace(
+        asked,
+        layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=seat.stages),
+        num_micro_batches=seat.stages,
+    )
+    staged.check(settings, family, seat)
+    return Wanted(family, config, drafting, asked)

@@ -1,0 +1,1 @@
+"""Attention layers, each around an attention backend, and the positions that they rotate by."""

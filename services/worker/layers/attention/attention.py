@@ -1,0 +1,192 @@
+"""The attention layer: projections around an attention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.sharding import HeadShare, of_heads, portion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.models.config.decoder_config import DecoderConfig
+    from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class Sinks:
+    """Scores that take their share of every softmax and give nothing."""
+
+    def __init__(self, name: str, num_q_heads: int, place: Placement) -> None:
+        self._name, self._total = name, num_q_heads
+        self._heads = place.shard.part(num_q_heads, "num_attention_heads")
+        self._given: Tensor = place.empty(len(self._heads))
+        self.scores: Tensor = self._given  # float32, once loaded
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield self._name, portion(self._given, 0, (self._heads,), self._total)
+
+    def finish(self) -> None:
+        self.scores = self._given.float()
+
+
+class Attention:
+    """Grouped-query attention with rotary positions, and per-head norms where the model has them."""
+
+    def __init__(
+        self, name: str, config: DecoderConfig, window: int, backend: AttentionBackend, place: Placement
+    ) -> None:
+        head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
+        kv_size = config.num_kv_heads * head_dim
+        self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
+        inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
+        self.qkv = Linear(inputs, config.hidden_size, config.qkv_bias, place)
+        (columns,) = of_heads(self._heads.queries, head_dim)
+        self.output = Linear([self.outputs(name, config)], q_size, config.o_bias, place, columns=columns)
+        norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
+        offset = config.norm_offset
+        self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
+        self._scale = config.attention_scale or head_dim**-0.5
+        self._sinks = Sinks(f"{name}.sinks", config.num_q_heads, place) if config.attention_sinks else None
+        self._parts: tuple[Loadable, ...] = (
+            self.qkv,
+            self.output,
+            *self._norms,
+            *([self._sinks] if self._sinks else []),
+        )
+        self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
+        self._place = place
+
+    @staticmethod
+    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
+        """Queries, keys and values as the checkpoint has them, in this order."""
+        if config.fused_qkv:
+            return [Projection(f"{name}.qkv_proj", q_size + 2 * kv_size)]
+        return [
+            Projection(f"{name}.q_proj", q_size),
+            Projection(f"{name}.k_proj", kv_size),
+            Projection(f"{name}.v_proj", kv_size),
+        ]
+
+    @staticmethod
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.o_proj", config.hidden_size)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        self._arrange()
+        if self._config.residual_scale != 1:
+            self.output.scale(self._config.residual_scale)
+        for part in self._parts:
+            part.finish()
+
+    def _arrange(self) -> None:
+        """Queries and keys have the pairs that are rotated where the kernels want them."""
+        import torch
+
+        from services.worker.layers.attention.rotary import row_order
+
+        config = self._config
+        order = row_order(config.rope, config.head_dim)
+        if order is None:
+            return
+        order = order.to(self._place.device)
+        heads = torch.arange(self._heads.num_q + self._heads.num_kv, device=order.device)
+        turned = (heads[:, None] * config.head_dim + order).flatten()
+        # Values, and whatever comes behind them, stay.
+        rest = torch.arange(len(turned), self.qkv.out_features, device=order.device)
+        self.qkv.reorder(torch.cat((turned, rest)))
+        for norm in self._norms:
+            norm.weight.copy_(norm.weight[order])
+
+    @property
+    def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of queries and keys, [head_dim] each; None where the model has none."""
+        return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
+
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
+        return self._store(self._projected(x), batch, cache, cos_sin)
+
+    def _store(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        q_weight, k_weight = self._norm_weights
+        return self._ops.qk_norm_rope_store(
+            qkv,
+            q_weight,
+            k_weight,
+            self._config.rms_norm_eps,
+            cos_sin,
+            batch.positions,
+            batch.slot_mapping,
+            cache.k,
+            cache.v,
+            self._heads.num_q,
+            self._heads.num_kv,
+        )
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, before norms of heads and rotation."""
+        return self.qkv(x)
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        return self.output(self._attended(q, cache, metadata).flatten(1))
+
+    def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """[num_tokens, num_q_heads, head_dim]"""
+        sinks = self._sinks.scores if self._sinks else None
+        return self._backend.attend(
+            q,
+            cache.k,
+            cache.v,
+            metadata,
+            scale=self._scale,
+            window=self._window,
+            sinks=sinks,
+            softcap=self._config.attention_softcap,
+        )
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        config = self._config
+        attended = kernels.attention(
+            kernels.linear(residual, self.qkv, norm=norm),
+            self._norm_weights,
+            config.rms_norm_eps,
+            batch,
+            cache,
+            num_q_heads=self._heads.num_q,
+            scale=self._scale,
+            window=self._window,
+        )
+        kernels.linear_into(residual, attended, self.output)
+
+
+def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
+    """What a rank needs of queries, keys and values, which may be one tensor."""
+    head_dim, fused = config.head_dim, len(inputs) == 1
+    first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
+    taken = [
+        of_heads(heads.queries, head_dim if fused else inputs[0].out_features // config.num_q_heads),
+        of_heads(heads.keys, head_dim, first_key * head_dim if fused else 0),
+        of_heads(heads.keys, head_dim, first_value * head_dim if fused else 0),
+    ]
+    if fused:
+        taken = [tuple(features for part in taken for features in part)]
+    return [replace(part, taken=of_part) for part, of_part in zip(inputs, taken, strict=True)]

@@ -1,0 +1,163 @@
+"""Multi-head latent attention (arXiv 2405.04434, section 2.1): keys and values are made of a small vector a token.
+
+That vector is what is cached, with the part of the key that is rotated, one for all heads. The weight that makes keys
+of it is applied to the queries, the one that makes values of it to what attention finds (kernels/reference/
+latent_attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from services.worker.layers.linear import Linear, Projection, parts_of
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.sharding import of_heads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionMetadata, LatentBackend
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.models.config.decoder_config import DecoderConfig
+    from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
+
+NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Sizes of the latent vectors and of a head's parts."""
+
+    q_rank: int  # 0: queries are projected at once
+    kv_rank: int
+    still_dim: int  # of a head's keys, not rotated
+    rotated_dim: int  # of a head's keys; all heads share it
+    value_dim: int
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements of a token, for all heads."""
+        return self.kv_rank + self.rotated_dim
+
+
+class MadeOfLatent:
+    """What would make every head's keys and values of the compressed vectors (`kv_b_proj`), by head and in two parts.
+
+    An adapter cannot change it: it would have to meet the queries of its own sequences alone.
+    """
+
+    def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: Placement) -> None:
+        size = latent.still_dim + latent.value_dim
+        part = Projection(name, num_heads * size, taken=of_heads(own, size))
+        self._loaded = parts_of([part], latent.kv_rank, False, place, columns=range(latent.kv_rank), quantized=False)
+        self._latent, self._num_heads, self._ops = latent, len(own), place.ops
+        self._keys: Any = None  # as the ops want them, once loaded
+        self._values: Any = None
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self._loaded.destinations()
+
+    def finish(self) -> None:
+        latent = self._latent
+        weight = self._loaded.floats().view(self._num_heads, -1, latent.kv_rank)
+        keys, values = weight.split((latent.still_dim, latent.value_dim), dim=1)
+        self._keys = self._ops.prepare_head_linear(keys.transpose(1, 2).contiguous())
+        self._values = self._ops.prepare_head_linear(values.contiguous())
+        del self._loaded
+
+    def queries(self, still: Tensor) -> Tensor:
+        """[num_tokens, num_heads, still_dim] -> [num_tokens, num_heads, kv_rank]: what meets compressed vectors."""
+        return self._ops.head_linear(still, self._keys)
+
+    def values(self, found: Tensor) -> Tensor:
+        """Sums of compressed vectors, [num_tokens, num_heads, kv_rank] -> [num_tokens, num_heads, value_dim]"""
+        return self._ops.head_linear(found, self._values)
+
+
+class LatentAttention:
+    """Queries and keys of a head: a part that is not rotated, then one that is."""
+
+    def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: Placement) -> None:
+        assert config.latent is not None
+        self._config, self._latent, self._backend, self._place = config, config.latent, backend, place
+        latent, hidden, heads = config.latent, config.hidden_size, config.num_q_heads
+        own = place.shard.heads(heads, 1).queries
+        self._num_heads = len(own)
+        q_size, bias = heads * config.head_dim, config.qkv_bias
+        queries = of_heads(own, config.head_dim)
+        self._parts: list[Loadable] = []
+        self._q_down = self._q_norm = None
+        if latent.q_rank:
+            self._q_down = Linear([Projection(f"{name}.q_a_proj", latent.q_rank)], hidden, bias, place)
+            self._q_norm = RMSNorm(f"{name}.q_a_layernorm", latent.q_rank, NORM_EPS, place)
+            self._q_up = Linear([Projection(f"{name}.q_b_proj", q_size, taken=queries)], latent.q_rank, False, place)
+            self._parts += [self._q_down, self._q_norm]
+        else:
+            self._q_up = Linear([Projection(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
+        self._kv_down = Linear([Projection(f"{name}.kv_a_proj_with_mqa", latent.cached_dim)], hidden, bias, place)
+        self._kv_norm = RMSNorm(f"{name}.kv_a_layernorm", latent.kv_rank, NORM_EPS, place)
+        self._made = MadeOfLatent(f"{name}.kv_b_proj", latent, heads, own, place)
+        (values,) = of_heads(own, latent.value_dim)
+        output = Projection(f"{name}.o_proj", hidden)
+        self._output = Linear([output], heads * latent.value_dim, config.o_bias, place, columns=values)
+        self._parts += [self._q_up, self._kv_down, self._kv_norm, self._made, self._output]
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        self._arrange()
+        for part in self._parts:
+            part.finish()
+
+    def _arrange(self) -> None:
+        """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
+        import torch
+
+        from services.worker.layers.attention.rotary import row_order
+
+        latent = self._latent
+        order = row_order(self._config.rope, latent.rotated_dim)
+        if order is None:
+            return
+        order = order.to(self._place.device)
+
+        def behind(num_still: int) -> Tensor:
+            return torch.cat((torch.arange(num_still, device=order.device), num_still + order))
+
+        heads = torch.arange(self._num_heads, device=order.device)[:, None] * self._config.head_dim
+        self._q_up.reorder((heads + behind(latent.still_dim)).flatten())
+        self._kv_down.reorder(behind(latent.kv_rank))
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
+
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Compressed vectors to the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
+        q = self._q_up(x if self._q_down is None or self._q_norm is None else self._q_norm(self._q_down(x)))
+        q = q.view(q.size(0), self._num_heads, self._config.head_dim)
+        norm = self._kv_norm
+        self._place.ops.latent_store(
+            q, self._kv_down(x), norm.weight, norm.eps, cos_sin, batch.positions, batch.slot_mapping, cache.k
+        )
+        return q
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        assert self._config.attention_scale is not None
+        still, rotated = q.split((self._latent.still_dim, self._latent.rotated_dim), dim=2)
+        found = self._backend.attend_latent(
+            self._made.queries(still), rotated, cache.k, metadata, scale=self._config.attention_scale
+        )
+        return self._output(self._made.values(found).flatten(1))
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        raise AssertionError("not offered: the fused chain has no latent vectors")

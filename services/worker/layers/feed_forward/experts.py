@@ -1,0 +1,214 @@
+"""The feed-forward layer of a mixture of experts: a router, the experts that it chooses from, one that all tokens take.
+
+Outrageously Large Neural Networks (arXiv 1701.06538); shared experts as in DeepSeekMoE (arXiv 2401.06066).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from services.worker.layers.feed_forward.mlp import MLP
+from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.sharding import portion, shifted
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.low_rank import ExpertAdditions
+    from services.worker.layers.norm.rms_norm import RMSNorm
+    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+    from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
+    from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
+    from services.worker.models.single_row import RowKernels
+
+
+class Experts:
+    """Their weights, stacked, from checkpoints that have a tensor for each expert or one for all of them."""
+
+    takes_adapters: ClassVar[bool] = True
+    inputs_first: ClassVar[bool] = False  # in transformers' parameters for all experts
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        self._name, self._names, self._gate = name, config.names, config.activation
+        self._ops = place.ops
+        self._total = config.intermediate_size
+        self._num_experts, self._whole = config.num_experts, place.shard.whole_experts
+        self.here, self._features = place.shard.experts(config.num_experts, self._total)
+        count, size = len(self.here), len(self._features)
+        self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
+        self._down: Tensor = place.empty(count, hidden_size, size)
+        self.packed: Any = None  # as the ops want it, once loaded
+        # What adapters add to them; None: nothing, ever.
+        self.adapters: ExpertAdapters | None = None
+        if place.adapters is not None and self.takes_adapters:
+            self.adapters = place.adapters.of_experts(self._adapted_shapes(hidden_size))
+
+    def _adapted_shapes(self, hidden_size: int) -> ExpertShapes:
+        from services.worker.lora.expert_adapters import ExpertShapes
+        from services.worker.lora.expert_stacks import ExpertSizes
+
+        called = self._name.replace(f".{self._names.module}.", ".mlp.")  # what transformers 5 calls all such layers
+        return ExpertShapes(
+            modules=(self._name, called),
+            projections=[self._modules(expert) for expert in range(self._num_experts)],
+            sizes=ExpertSizes(self._num_experts, hidden_size, self._total, self.inputs_first),
+            here=self.here,
+            features=self._features,
+        )
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for expert, gate_up, down in zip(self.here, self._gate_up, self._down, strict=True):
+            gate, up = (portion(part, 0, (self._features,), self._total) for part in gate_up.chunk(2))
+            down_part = portion(down, 1, (self._features,), self._total)
+            yield from zip(self._part_names(expert), (gate, up, down_part), strict=True)
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        from services.worker.layers.placement import Alternative
+
+        parts = [self._part_names(expert) for expert in self.here]
+        gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))
+        return {
+            f"{self._name}.gate_up_proj": Alternative(self._all_gates_and_ups, gates_and_ups),
+            f"{self._name}.down_proj": Alternative(self._all_downs, tuple(down for _, _, down in parts)),
+        }
+
+    @property
+    def _all_gates_and_ups(self) -> Destination:
+        """Of one tensor that has the gates of an expert before its ups."""
+        both = (self._features, shifted(self._features, self._total))
+        return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
+
+    @property
+    def _all_downs(self) -> Destination:
+        return self._of_stacked(self._down, 2, (self._features,), self._total)
+
+    def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
+        """Of a tensor [num_experts, ...]: experts, or what is `taken` of each."""
+        if self._whole:
+            return portion(tensor, 0, (self.here,), self._num_experts)
+        return portion(tensor, dim, taken, total)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Tensors of experts that other ranks have."""
+        others = (expert for expert in range(self._num_experts) if expert not in self.here)
+        return tuple(name for expert in others for name in self._part_names(expert))
+
+    def _part_names(self, expert: int) -> tuple[str, str, str]:
+        gate, up, down = self._modules(expert)
+        return f"{gate}.weight", f"{up}.weight", f"{down}.weight"
+
+    def _modules(self, expert: int) -> tuple[str, str, str]:
+        names: ExpertNames = self._names
+        one = f"{self._name}.{expert}"
+        return f"{one}.{names.gate}", f"{one}.{names.up}", f"{one}.{names.down}"
+
+    def finish(self) -> None:
+        self.packed = self._ops.prepare_experts(self._gate_up, self._down, gate=self._gate)
+        del self._gate_up, self._down
+
+
+class ChoiceBias:
+    """Added to the experts' scores where they are chosen, so that all of them are used (arXiv 2408.15664)."""
+
+    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+        self._name = f"{name}.e_score_correction_bias"
+        self.values: Tensor = place.empty(num_experts).float()
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield self._name, self.values
+
+    def finish(self) -> None:
+        """Used as it is, in float32."""
+
+
+class SparseMLP:
+    """Every token's best experts, weighted, and the shared expert's addition where there is one."""
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        config: ExpertsConfig,
+        place: Placement,
+        experts: Experts | None = None,
+        *,
+        shared: MLP | None = None,
+    ) -> None:
+        """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere."""
+        if place.quantization != "none":
+            raise InvalidArgument(
+                f"quantization: {place.quantization} is there for dense layers, not for experts",
+                field="quantization",
+            )
+        self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
+        router = Projection(f"{name}.{config.names.router}", config.num_experts)
+        self.router = Linear([router], hidden_size, config.router_bias, place)
+        self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
+        self._choice_bias = ChoiceBias(router.name, config.num_experts, place) if config.choice_bias else None
+        self._shared = shared
+        self._shared_gate: Linear | None = None
+        if config.shared_intermediate_size and shared is None:
+            shared_name = f"{name}.{config.names.shared}"
+            self._shared = MLP(shared_name, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
+            if config.shared_is_gated:
+                self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
+        # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
+        self.load: Tensor | None = None
+
+    @property
+    def _parts(self) -> Iterator[Loadable]:
+        yield self.router
+        yield self.experts
+        if self._choice_bias is not None:
+            yield self._choice_bias
+        if self._shared is not None:
+            yield self._shared
+        if self._shared_gate is not None:
+            yield self._shared_gate
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        """Tensors that hold all experts."""
+        return self.experts.alternatives
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        bias = None if self._choice_bias is None else self._choice_bias.values
+        ids, weights = self._ops.route(self.router(x), self._routing, bias)
+        shared = None if self._shared is None else self._shared(x)
+        gate = None if self._shared_gate is None else self._shared_gate(x)
+        packed = self.experts.packed
+        made: Tensor = self._ops.experts(x, self._here(ids), weights, packed, shared, gate, self.load, self._added)
+        return self._shard.collectives.add_up(made)
+
+    @property
+    def _added(self) -> ExpertAdditions | None:
+        """What adapters add to the experts in the step that is computed now."""
+        return None if self.experts.adapters is None else self.experts.adapters.added
+
+    def _here(self, ids: Tensor) -> Tensor:
+        """As this rank numbers its experts; -1 for those of others, who add what these make."""
+        if not self._shard.whole_experts:
+            return ids
+        here = self.experts.here
+        return (ids - here.start).masked_fill_((ids < here.start) | (ids >= here.stop), -1)
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that. The
+        chain has no place for what adapters add to experts."""
+        if self._added is not None:
+            residual.add_(self(norm(residual)))
+            return
+        logits = kernels.linear(residual, self.router, norm=norm)
+        kernels.experts(residual, norm, logits, routing=self._routing, packed=self.experts.packed, load=self.load)

@@ -1,0 +1,94 @@
+"""Feed-forward layers, with gates and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.feed_forward.activation import SILU, activate, gated
+from services.worker.layers.linear import Linear, Projection, by_rows
+from services.worker.layers.sharding import shifted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.layers.norm.rms_norm import RMSNorm
+    from services.worker.layers.placement import Destination, Placement
+    from services.worker.models.single_row import RowKernels
+
+
+class PlainMLP:
+    """down(activation(up(x)))"""
+
+    def __init__(
+        self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: Placement, *, activation: str
+    ) -> None:
+        features = place.shard.part(up.out_features, "intermediate_size")
+        self._up = Linear([replace(up, taken=(features,))], hidden_size, bias, place)
+        self._down = Linear([down], up.out_features, bias, place, columns=features)
+        self._activate = activate(activation, place)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self._up.destinations()
+        yield from self._down.destinations()
+
+    def finish(self) -> None:
+        self._up.finish()
+        self._down.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._activate(self._up(x)))
+
+
+class MLP:
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        place: Placement,
+        *,
+        activation: str = "silu",
+        fused: bool = False,
+        names: tuple[str, str] = ("gate_up_proj", "down_proj"),
+        scale: float = 1.0,
+        gate_scale: float = 1.0,
+        adds_up: bool = True,
+    ) -> None:
+        """`fused`: gate and up are one tensor in the checkpoint, with the first of `names`; the second is that of down.
+        `scale`: of what the layer gives; `gate_scale`: of what the activation gets. `adds_up`: ranks do;
+        otherwise what one gives is its part of the sum."""
+        features = place.shard.part(intermediate_size, "intermediate_size")
+        gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
+        if fused:
+            both = (features, shifted(features, intermediate_size))
+            gate_up = [Projection(f"{name}.{names[0]}", 2 * intermediate_size, taken=both)]
+        self._scale, self._gate_scale, self._num_gates = scale, gate_scale, len(features)
+        self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
+        self.gate_up = Linear(gate_up, hidden_size, bias, place)
+        down = Projection(f"{name}.{names[1]}", hidden_size)
+        self.down = Linear([down], intermediate_size, bias, place, columns=features, adds_up=adds_up)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self.gate_up.destinations()
+        yield from self.down.destinations()
+
+    def finish(self) -> None:
+        if self._scale != 1:
+            self.down.scale(self._scale)
+        if self._gate_scale != 1:
+            self.gate_up.scale(by_rows((self._gate_scale, 1.0), (self._num_gates,) * 2))
+        self.gate_up.finish()
+        self.down.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._gate(self.gate_up(x)))
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        gated = kernels.linear(residual, self.gate_up, norm=norm, gated=True)
+        kernels.linear_into(residual, gated, self.down)

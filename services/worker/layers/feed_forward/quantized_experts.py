@@ -1,0 +1,59 @@
+"""Experts of quantized checkpoints, each with projections of its own: widened as they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from services.worker.layers.feed_forward.experts import Experts
+from services.worker.layers.linear import Projection
+from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.models.config.experts_config import ExpertsConfig
+
+
+class QuantizedExperts(Experts):
+    """Gate and up of an expert are quantized alike."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        if place.shard.whole_experts:
+            raise InvalidArgument("expert_parallel: quantized experts are cut among ranks", field="expert_parallel")
+        super().__init__(name, hidden_size, config, place)
+        size, taken = config.intermediate_size, (self._features,)
+        self._gates_and_ups: list[QuantizedParts] = []
+        self._downs: list[QuantizedParts] = []
+        for gate, up, down in map(self._modules, self.here):
+            pair = [Projection(gate, size, taken=taken), Projection(up, size, taken=taken)]
+            self._gates_and_ups.append(_quantized(pair, hidden_size, range(hidden_size), place))
+            self._downs.append(_quantized([Projection(down, hidden_size)], size, self._features, place))
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for parts in (*self._gates_and_ups, *self._downs):
+            yield from parts.destinations()
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+    def finish(self) -> None:
+        for stacked, given in ((self._gate_up, self._gates_and_ups), (self._down, self._downs)):
+            for expert in stacked:
+                expert.copy_(given.pop(0).weight.widened())  # what was loaded is let go of
+        super().finish()
+
+
+def _quantized(parts: list[Projection], in_features: int, columns: range, place: Placement) -> QuantizedParts:
+    scheme = scheme_of(parts, place)
+    if scheme is None:
+        raise InvalidArgument(f"model: {parts[0].name} is not quantized, but other experts are", field="model")
+    return QuantizedParts(parts, scheme, in_features, False, place, columns=columns)
+
+
+def experts_of(name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> Experts:
+    """As the checkpoint has them."""
+    first = f"{name}.0.{config.names.gate}"
+    quantized = place.checkpoint is not None and place.checkpoint.scheme(first) is not None
+    return (QuantizedExperts if quantized else Experts)(name, hidden_size, config, place)

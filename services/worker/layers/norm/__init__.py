@@ -1,0 +1,1 @@
+"""Normalisation of what goes into layers and of heads."""

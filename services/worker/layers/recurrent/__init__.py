@@ -1,0 +1,1 @@
+"""Layers whose memory of earlier tokens is a state of fixed size."""

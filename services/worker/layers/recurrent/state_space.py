@@ -1,0 +1,182 @@
+"""A state space, in place of attention or beside it: a short convolution, a scan, a gate and mostly a norm (Mamba 2,
+arXiv 2405.21060)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.state_pages import WORD_BYTES, StatePages, StateShape
+from services.worker.layers.linear import Linear, Projection, by_rows
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.recurrent.gated_delta_net import Convolution, HeadRates
+from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
+from shared.errors import InvalidArgument
+from shared.kv.kv_specs import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.models.config.decoder_config import DecoderConfig
+    from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceConfig:
+    """Sizes of the recurrent layers, and which layers they are."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int  # of heads that have inputs and outputs of their states in common
+    conv_width: int
+    conv_bias: bool
+    input_bias: bool  # of the projections
+    output_bias: bool
+    layers: tuple[bool, ...]  # by layer: whether it is recurrent
+    has_norm: bool = True  # of what each group gives
+    norm_before_gate: bool = False
+
+    @property
+    def state(self) -> StateShape:
+        channels = 2 * self.keys + self.values
+        return StateShape(channels, self.conv_width, self.num_heads, self.state_size, self.head_dim)
+
+    @property
+    def keys(self) -> int:
+        """Elements of a token that go into states, and as many that states are asked with."""
+        return self.num_groups * self.state_size
+
+    @property
+    def values(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def spec(self) -> State:
+        return State(self.state.num_words * WORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceScales:
+    """What the weights are multiplied by."""
+
+    input: float = 1.0
+    parts: tuple[float, ...] = (1.0,) * 5  # of the projection: gates, values, states' inputs, their outputs, steps
+    output: float = 1.0
+
+
+class StateSpace:
+    """The convolution's channels are, in the checkpoint, those of the values, the states' inputs, their outputs; here
+    the other way round, as the kernels have queries, keys and values."""
+
+    def __init__(self, name: str, config: DecoderConfig, place: Placement, scales: SpaceScales | None = None) -> None:
+        sizes = config.recurrent
+        assert isinstance(sizes, SpaceConfig)
+        if not place.shard.is_whole:
+            text = f"{place.shard.size} ranks: recurrent layers are not cut among ranks"
+            raise InvalidArgument(f"tensor_parallel_size: {text}", field="tensor_parallel_size")
+        self._sizes, self._ops, self._place = sizes, place.ops, place
+        self._scales = scales or SpaceScales(output=config.residual_scale)
+        shape, hidden = sizes.state, config.hidden_size
+        self._shape = shape
+        size = sizes.values + shape.num_channels + sizes.num_heads
+        self._mixed = Linear([Projection(f"{name}.in_proj", size)], hidden, sizes.input_bias, place)
+        self._convolution = Convolution(
+            f"{name}.conv1d", shape.num_channels, shape.conv_width, place, bias=sizes.conv_bias
+        )
+        self._recurrence = Recurrence()
+        self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
+        self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
+        self._past_state = HeadRates(f"{name}.D", sizes.num_heads, place)
+        norm = RMSNorm(f"{name}.norm", sizes.values, config.rms_norm_eps, place)
+        self._norm = norm if sizes.has_norm else None
+        self._ones: Tensor = place.empty(sizes.values // sizes.num_groups).fill_(1.0)
+        self._output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.output_bias, place)
+        self._parts: tuple[Loadable, ...] = (
+            self._mixed,
+            self._convolution,
+            self._rate,
+            self._step_bias,
+            self._past_state,
+            *([] if self._norm is None else [self._norm]),
+            self._output,
+        )
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        sizes, scales = self._sizes, self._scales
+        if scales.input != 1 or any(scale != 1 for scale in scales.parts):
+            parts = (sizes.values, sizes.values, sizes.keys, sizes.keys, sizes.num_heads)
+            self._mixed.scale(by_rows(scales.parts, parts), scales.input)
+        if scales.output != 1:
+            self._output.scale(scales.output)
+        self._arrange()
+        for part in self._parts:
+            part.finish()
+        self._rate.values.exp_().neg_()
+
+    def _arrange(self) -> None:
+        """Of the projection: outputs of states, their inputs, values; then gates, then steps."""
+        import torch
+
+        sizes, device = self._sizes, self._place.device
+        channels = torch.arange(self._shape.num_channels, device=device)
+        values, ins, outs = channels.split((sizes.values, sizes.keys, sizes.keys))
+        turned = torch.cat((outs, ins, values))
+        self._convolution.reorder(turned)
+        gates = torch.arange(sizes.values, device=device)
+        steps = torch.arange(sizes.num_heads, device=device) + sizes.values + len(channels)
+        self._mixed.reorder(torch.cat((turned + sizes.values, gates, steps)))
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
+
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Changes the states; returns what they gave, [num_tokens, num_heads * head_dim]."""
+        sizes, ops, channels = self._sizes, self._ops, self._shape.num_channels
+        pages, conv = StatePages(cache.k, cache.v, self._shape), self._convolution
+        mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
+
+        def change(given: Tensors, rows: Rows) -> Tensors:
+            where = (pages, *rows, cache.block_size)
+            qkv = ops.short_convolution(given[0], conv.weight, *where, conv.bias)
+            found = ops.state_space_scan(qkv, given[1], self._rate.values, self._step_bias.values, *where)
+            return found, qkv[:, 2 * sizes.keys :]
+
+        found, values = self._recurrence.run((mixed, steps), batch, change)
+        return self._gated(found, values, gates)
+
+    def _gated(self, found: Tensor, values: Tensor, gates: Tensor) -> Tensor:
+        """What went past the states is added, then the gate and a norm for each group, or the other way round."""
+        from torch.nn import functional
+
+        sizes = self._sizes
+        past = values.unflatten(1, (sizes.num_heads, sizes.head_dim)).float() * self._past_state.values[:, None]
+        given: Tensor = (found.float() + past).flatten(1)
+        gates = functional.silu(gates.float())
+        if self._norm is not None and sizes.norm_before_gate:
+            given = self._normed(given.to(found.dtype), self._norm)
+        gated: Tensor = (given * gates).to(found.dtype)
+        return gated if self._norm is None or sizes.norm_before_gate else self._normed(gated, self._norm)
+
+    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        normed: Tensor = self._ops.rms_norm(x.view(-1, len(self._ones)), self._ones, norm.eps)
+        return normed.view(-1, self._sizes.values) * norm.weight
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        return self._output(q)
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        raise AssertionError("not offered: the fused chain has no recurrent layers")

@@ -1,0 +1,79 @@
+"""KV groups on the wire: WorkerHello.kv_groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.errors import FailedPrecondition
+from shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+MOST_GROUPS = 64
+MOST_WINDOW = 2**27
+MOST_LATENT = 2**16
+MOST_STATE_BYTES = 2**40
+
+
+def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
+    """Nothing for the common case: one group that keeps everything."""
+    if [group.spec for group in groups] == [FULL]:
+        return []
+    return [_group_to_proto(group) for group in groups]
+
+
+def _group_to_proto(group: KVGroup) -> pb.KVGroup:
+    wire = pb.KVGroup(num_layers=len(group.layers))
+    match group.spec:
+        case Full():
+            wire.full.SetInParent()
+        case Window(length):
+            wire.window.length = length
+        case Latent(rank, rope):
+            wire.latent.rank, wire.latent.rope = rank, rope
+        case State(num_bytes):
+            wire.state.num_bytes = num_bytes
+        case Nothing():
+            wire.nothing.SetInParent()
+    return wire
+
+
+def from_proto(wire: Sequence[pb.KVGroup], who: str) -> tuple[KVSpec, ...]:
+    """The specs of the groups. Raises FailedPrecondition for what no scheduler of this version can plan."""
+    if len(wire) > MOST_GROUPS:
+        raise FailedPrecondition(f"kv_groups: {who} has {len(wire)}, the limit is {MOST_GROUPS}", field="kv_groups")
+    specs = tuple(_spec_from_proto(group, f"kv_groups[{i}]", who) for i, group in enumerate(wire)) or ONE_FULL
+    if NOTHING in specs and len(specs) > 1:
+        text = f"kv_groups: {who} has layers that keep nothing beside others, which cannot be planned"
+        raise FailedPrecondition(text, field="kv_groups")
+    return specs
+
+
+def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
+    kind = group.WhichOneof("spec")
+    if kind == "full":
+        return FULL
+    if kind == "nothing":
+        return NOTHING
+    if kind == "latent":
+        for name, size in (("rank", group.latent.rank), ("rope", group.latent.rope)):
+            if not 1 <= size <= MOST_LATENT:
+                text = f"{field}.latent.{name}: {who} has {size}, it must be 1 to {MOST_LATENT}"
+                raise FailedPrecondition(text, field="kv_groups")
+        return Latent(group.latent.rank, group.latent.rope)
+    if kind == "state":
+        return _state_from_proto(group.state.num_bytes, field, who)
+    if kind == "window":
+        length = group.window.length
+        if not 1 <= length <= MOST_WINDOW:
+            text = f"{field}.window.length: {who} has {length}, it must be 1 to {MOST_WINDOW}"
+            raise FailedPrecondition(text, field="kv_groups")
+        return Window(length)
+    text = f"{field}: {who} has {kind or 'no spec that this scheduler knows'}, which cannot be planned"
+    raise FailedPrecondition(text, field="kv_groups")
+
+
+def _state_from_proto(num_bytes: int, field: str, who: str) -> State:
+    if not 1 <= num_bytes <= MOST_STATE_BYTES:
+        text = f"{field}.state.num_bytes: {who} has {num_bytes}, it must be 1 to {MOST_STATE_BYTES}"
+        raise FailedPrecondition(text, field="kv_groups")
+    return State(num_bytes)

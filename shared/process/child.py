@@ -1,0 +1,105 @@
+"""A process of a service's own that answers messages, one after the other: for what could hold up everything else.
+
+stdin: an introduction, then messages; stdout: an empty message when it has begun, then an answer for each. All of them
+with their length in front, 4 bytes, little-endian. It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from shared.errors import Internal
+from shared.process.priority import step_back
+
+LENGTH_BYTES = 4
+LONGEST_WAIT_S = 60.0  # for an answer, and for its imports, on a machine that has much to do
+
+
+class ChildEnded(Exception):
+    """It has ended instead of answering, or had to be ended."""
+
+    def __init__(self, status: int | None) -> None:
+        """`status`: as of subprocess; None of one that gave no answer."""
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class Child:
+    """Started when it is first asked and after each time that it has ended; for one thread at a time."""
+
+    def __init__(self, module: str, introduction: bytes) -> None:
+        self._command = [sys.executable, "-m", module]
+        self._introduction = introduction
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Before the first question, which else does it. Internal if that is not possible."""
+        if self._process is None:
+            self._start()
+
+    def ask(self, message: bytes) -> bytes:
+        """Its answer; ChildEnded. Internal if it cannot be started."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            write(process.stdin, message)
+        except BrokenPipeError:  # it has been killed from outside while nobody asked
+            self.close()
+            return self.ask(message)
+        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
+        answer = read(process.stdout) if ready else None
+        if answer is not None:
+            return answer
+        status = process.wait() if ready else None
+        self.close()
+        raise ChildEnded(status)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        write(process.stdin, self._introduction)
+        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
+        if not ready or read(process.stdout) is None:
+            self.close()
+            raise Internal(f"the process {self._command[-1]} does not start")
+        return process
+
+
+def write(stream: IO[bytes], message: bytes) -> None:
+    stream.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> bytes | None:
+    """None at the end."""
+    length = stream.read(LENGTH_BYTES)
+    return stream.read(int.from_bytes(length, "little")) if length else None
+
+
+def answer_all(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
+    """What such a process does, until its stdin ends; it leaves the processors to its parent. `begin`: from the
+    introduction to what answers messages."""
+    step_back()
+    answer = begin(read(sys.stdin.buffer) or b"")
+    write(sys.stdout.buffer, b"")
+    while (message := read(sys.stdin.buffer)) is not None:
+        write(sys.stdout.buffer, answer(message))

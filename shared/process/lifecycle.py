@@ -1,0 +1,131 @@
+"""How a service lives: one event loop, drain on the first SIGTERM or Ctrl-C, leave at once on the second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from shared.errors import Internal, QuireError
+from shared.logs import as_json, flush, is_json, logger
+from shared.process.garbage import Collector
+from shared.process.watchdog import Watchdog
+
+log = logger("lifecycle")
+
+PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
+EXIT_FAILED = 1
+EXIT_STARTUP_ERROR = 2
+EXIT_FORCED = 130
+CANCEL_AGAIN_S = 3.0
+_own_process: list[bool] = []  # anything: run() has it to itself
+_watchdogs: list[Watchdog] = []  # that of run()
+
+
+class Shutdown:
+    """Set by a signal (or by AdminService.Drain); the service awaits it and then drains."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        if os.environ.get(PARENT_PIPE_VARIABLE):
+            loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
+
+    def _on_signal(self, name: str) -> None:
+        if self._requested.is_set():
+            log.warning("second signal, leaving at once", signal=name)
+            flush()
+            os._exit(EXIT_FORCED)
+        log.info("draining", signal=name)
+        self._requested.set()
+
+    def _on_orphaned(self) -> None:
+        """The launcher is gone, without a word."""
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        log.warning("the process that started this one is gone, draining")
+        self._requested.set()
+
+    def request(self) -> None:
+        self._requested.set()
+
+    @property
+    def requested(self) -> bool:
+        return self._requested.is_set()
+
+    async def wait(self) -> None:
+        await self._requested.wait()
+
+
+def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
+    """Runs `service` to its end on uvloop. What cannot work is one line and exit status 2; where a part of it ended
+    unasked it is 1."""
+
+    async def main() -> None:
+        _own_process.append(True)
+        shutdown = Shutdown()
+        shutdown.install()
+        watchdog = Watchdog()
+        _watchdogs.append(watchdog)
+        try:
+            await service(shutdown)
+        finally:
+            watchdog.stop()
+
+    try:
+        uvloop.run(main())
+    except QuireError as error:
+        print(f"quire: {error.message}", file=sys.stderr, flush=True)
+        return EXIT_FAILED if isinstance(error, Internal) else EXIT_STARTUP_ERROR
+    return 0
+
+
+def keep_for_good() -> None:
+    """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
+    would hold up everything each time: a frontend for 35 ms, a worker with torch for 120."""
+    if _own_process:
+        Collector().start(asyncio.get_running_loop())
+
+
+def announce(role: str, name: str, **addresses: str) -> None:
+    """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
+    turn: before, it may read a large library from a slow disk."""
+    if is_json():
+        print(as_json(name, "ready", role=role, id=name, **addresses), flush=True)
+    else:
+        where = "".join(f" {kind}={address}" for kind, address in addresses.items())
+        print(f"quire-{role} ready id={name}{where}", flush=True)
+    for watchdog in _watchdogs:
+        watchdog.start()
+
+
+async def first(*contenders: Awaitable[Any]) -> None:
+    """Runs all until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
+    tasks = [asyncio.ensure_future(c) for c in contenders]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        _raise_failure_of([task for task in tasks if task.done()])
+    finally:
+        pending = set(tasks)
+        while pending:  # a library may lose a cancellation that comes when what it awaits is just there
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_failure_of(ended: list[asyncio.Future[Any]]) -> None:
+    """An error says more than a cancellation that came with it, and that nobody here asked for."""
+    for task in ended:
+        if not task.cancelled():
+            task.result()
+    if any(task.cancelled() for task in ended):
+        raise Internal("a task was cancelled, and nobody here asked for that")

@@ -1,0 +1,1 @@
+"""Files that guard something: secrets, and certificates for TLS."""

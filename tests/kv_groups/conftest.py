@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.kv_groups import models
+from tests.kv_groups.models import Make
+from tests.services.worker.checkpoints import Checkpoint
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A checkpoint by its name in tests/kv_groups/models.py or by its family; made once a module."""
+    found: dict[str, Checkpoint] = {}
+
+    def get(name: str) -> Checkpoint:
+        if name not in found:
+            found[name] = models.make(name, tmp_path_factory.mktemp(name))
+        return found[name]
+
+    return get

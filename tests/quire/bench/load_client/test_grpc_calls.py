@@ -1,0 +1,55 @@
+"""Load falls on all frontends alike."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.bench.load_client.grpc_calls import GrpcCaller
+from quire.bench.workload.workloads import Item
+from quire.client import Client
+from quire.cluster.cluster import Cluster
+from quire.cluster.options import ClusterOptions
+from shared.pb.admin.v1 import admin_pb2
+
+FRONTENDS = 3
+PATIENCE_S = 60.0
+
+
+def busy(address: str) -> list[int]:
+    """Requests that each frontend is working on."""
+    with Client(address) as client:
+        return [service.running for service in client.status() if service.role == admin_pb2.ROLE_FRONTEND]
+
+
+async def load_of_each(address: str) -> list[int]:
+    """With four requests for each, once all are under way."""
+    caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
+    await caller.open()
+    body = caller.body(Item((5, 6, 7), 1000))
+    calls = [asyncio.create_task(caller.call(body)) for _ in range(4 * FRONTENDS)]
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(found := await asyncio.to_thread(busy, address)) < len(calls):
+            await asyncio.sleep(0.05)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await caller.close()
+    return found
+
+
+async def failure_at(address: str) -> str:
+    caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
+    await caller.open()
+    timing, _ = await caller.call(caller.body(Item((5, 6, 7), 4)))
+    await caller.close()
+    return timing.error
+
+
+def test_a_server_that_is_not_there_is_a_failed_request() -> None:
+    assert asyncio.run(failure_at("127.0.0.1:9")).startswith("UNAVAILABLE")
+
+
+def test_every_frontend_gets_as_many_requests() -> None:
+    settings = {"worker": {"engine": "simulated", "simulated_step_ms": 100.0}}
+    with Cluster(ClusterOptions(frontends=FRONTENDS, http_port=0, grpc_port=0, settings=settings)) as cluster:
+        assert asyncio.run(load_of_each(cluster.grpc_address)) == [4] * FRONTENDS

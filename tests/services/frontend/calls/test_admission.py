@@ -1,0 +1,104 @@
+"""The door counts samples and tokens, all or nothing, and knows when nothing is left inside."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from services.frontend.calls.admission import Admission, Lease
+from shared.errors import QuireError, ResourceExhausted, Unavailable
+from shared.metrics.frontend import FrontendMetrics
+
+
+def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[Admission, FrontendMetrics]:
+    metrics = FrontendMetrics("m", 100)
+    return Admission(max_samples, max_tokens, 1500, metrics), metrics
+
+
+def taken(admission: Admission, num_samples: int, num_tokens: int) -> Lease:
+    lease = admission.lease()
+    lease.take(num_samples, num_tokens)
+    return lease
+
+
+async def test_samples_are_counted_all_or_nothing() -> None:
+    admission, metrics = door()
+    lease = taken(admission, 3, 10)
+    with pytest.raises(ResourceExhausted) as refusal:
+        taken(admission, 2, 10)
+    assert refusal.value.retry_after_ms == 1500
+    assert (admission.num_samples, admission.num_tokens) == (3, 10)
+    assert metrics.registry.get_sample_value("quire_frontend_inflight_requests") == 3
+    taken(admission, 1, 10)
+    lease.release()
+    taken(admission, 3, 10)
+    assert (
+        metrics.registry.get_sample_value(
+            "vllm:admission_rejections_total", {"model_name": "m", "reason": "max_inflight_requests"}
+        )
+        == 1
+    )
+
+
+async def test_tokens_are_counted_and_corrected_after_tokenizing() -> None:
+    admission, _ = door()
+    lease = taken(admission, 1, 90)
+    with pytest.raises(ResourceExhausted):
+        taken(admission, 1, 20)
+    lease.settle(40)
+    taken(admission, 1, 20)
+    lease.release()
+    lease.release()
+    assert (admission.num_samples, admission.num_tokens) == (1, 20)
+
+
+async def test_a_lease_is_given_back_however_its_with_is_left() -> None:
+    admission, _ = door()
+
+    def fails() -> None:
+        with admission.lease() as lease:
+            lease.take(2, 10)
+            lease.settle(20)
+            taken(admission, 4, 10)
+
+    with pytest.raises(ResourceExhausted):
+        fails()
+    assert (admission.num_samples, admission.num_tokens) == (0, 0)
+
+
+async def test_a_request_alone_always_fits() -> None:
+    admission, _ = door()
+    taken(admission, 1000, 1_000_000).release()
+    assert admission.num_samples == 0
+
+
+async def test_closed_means_unavailable_and_idle_means_empty() -> None:
+    admission, _ = door()
+    lease = taken(admission, 1, 1)
+    admission.close()
+    with pytest.raises(Unavailable):
+        taken(admission, 1, 1)
+    waiting = asyncio.create_task(admission.idle())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    lease.release()
+    await waiting
+
+
+async def test_full_is_when_the_smallest_request_would_be_refused() -> None:
+    chance = random.Random(4)
+    for _ in range(300):
+        made = Admission(chance.randint(1, 4), chance.randint(1, 40), 100, FrontendMetrics("m", 100))
+        with made.lease() as lease:
+            made.add(lease, chance.randint(0, 5), chance.randint(0, 45))
+            if chance.random() < 0.1:
+                made.close()
+            arriving = chance.randint(0, 3)
+            try:
+                made.check_open(arriving)
+                refused = False
+            except QuireError:
+                refused = True
+            assert made.is_full(arriving) == refused

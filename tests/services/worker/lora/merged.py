@@ -1,0 +1,40 @@
+"""Adapters beside the models that they make when they are merged: the logits are the same, float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.lora.test_loading import load, rig_of, unload
+from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+
+def check_side_by_side(made: Checkpoint, given: Mapping[str, Checkpoint]) -> None:
+    """A sequence of each, in chunks and decodes; `given`: four, an adapter's name -> the merged model, "" -> `made`."""
+    rig = Rig(made.folder, lora={name: str(merged.folder) for name, merged in given.items() if name})
+    news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(given)]
+    rig.step(news, {0: 9, 1: 10, 2: 5, 3: 12})
+    rig.step(counts={2: 6})
+    for _ in range(3):
+        rig.step()
+    for slot, merged in enumerate(given.values()):
+        assert error(rig, merged, slot) < MAX_ERROR
+        assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
+
+
+def check_on_the_tape(made: Checkpoint, folder: Path, new: Callable[[int], Checkpoint], seeds: tuple[int, int]) -> None:
+    """Adapters that come after everything was recorded, one after the other at the same number."""
+    rig = rig_of(made, folder, attention_backend="auto", block_size=16, max_loras=1)
+    for seed in seeds:
+        merged = new(seed)
+        adapter = load(rig, merged)
+        rig.logits.clear()
+        rig.step([New(0, prompt(9, seed), adapter="a"), New(1, prompt(8))], {0: 9, 1: 8})
+        rig.step()
+        assert error(rig, merged, 0) < MAX_ERROR
+        assert error(rig, made, 1) < MAX_ERROR
+        rig.step(released=[0, 1])
+        unload(rig, adapter)

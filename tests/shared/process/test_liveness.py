@@ -1,0 +1,122 @@
+"""A loop that is dead is told from one that is slow, and from one whose process was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from shared.process import liveness, watchdog
+from shared.process.liveness import Liveness
+
+# A service whose loop does what BODY says; the watchdog loses patience after half a second.
+PROGRAM = """
+import asyncio, sys, time
+from shared.process import lifecycle, watchdog
+watchdog.TURN_S, watchdog.MOST_TURNS = 0.05, 10
+
+async def service(shutdown):
+    lifecycle.announce("test", "t")
+{body}
+
+sys.exit(lifecycle.run(service))
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    command = [sys.executable, "-c", PROGRAM.format(body=lines)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "quire-test ready id=t\n"
+    return process
+
+
+def test_a_loop_that_stands_still_for_good_ends_the_process_and_shows_where() -> None:
+    process = start("while True:\n    time.sleep(0.01)")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == watchdog.EXIT_STUCK
+    assert "event loop has stood still" in errors
+    assert "in service" in errors
+
+
+def test_a_loop_that_is_slow_is_left_alone() -> None:
+    process = start("for _ in range(10):\n    time.sleep(0.2)\n    await asyncio.sleep(0.06)")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_process_that_was_stopped_goes_on() -> None:
+    process = start("for _ in range(30):\n    await asyncio.sleep(0.05)")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(process.pid, signal.SIGCONT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
+    process = start("from shared.process.supervision import vital\nawait vital('the door', asyncio.sleep(0))")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "quire: the door ended, and nobody asked for that\n")
+
+
+class Work:
+    """Pieces that are there and pieces that are done."""
+
+    def __init__(self) -> None:
+        self.there = self.done = 0
+
+    def progress(self) -> dict[str, object]:
+        return {"work": self.done} if self.there else {}
+
+
+def test_who_has_work_and_does_not_get_ahead_is_dead_until_it_does() -> None:
+    living, work = Liveness(), Work()
+    living.watch(work.progress, 5 * liveness.LOOK_S)
+    for _ in range(20):
+        living.look()
+    assert living.is_alive, "there is nothing to do"
+    work.there = 1
+    for _ in range(6):
+        assert living.is_alive
+        living.look()
+    living.look()
+    assert not living.is_alive
+    work.done += 1
+    living.look()
+    assert living.is_alive
+
+
+def test_who_is_slow_is_alive() -> None:
+    living, work = Liveness(), Work()
+    living.watch(work.progress, 5 * liveness.LOOK_S)
+    work.there = 1
+    for look in range(50):
+        work.done += look % 5 == 0
+        living.look()
+        assert living.is_alive
+
+
+def test_one_dead_part_is_seen_beside_others_that_live() -> None:
+    living, done = Liveness(), 0
+    living.watch(lambda: {"dead": 1, "alive": done}, 3 * liveness.LOOK_S)
+    for _ in range(10):
+        done += 1
+        living.look()
+    assert not living.is_alive
+
+
+async def test_it_tells_at_every_look() -> None:
+    told: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def tell(is_alive: bool) -> None:
+        told.put_nowait(is_alive)
+
+    living = Liveness()
+    running = asyncio.ensure_future(living.run(tell))
+    assert await asyncio.wait_for(told.get(), 60) is True
+    running.cancel()

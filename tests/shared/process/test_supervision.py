@@ -1,0 +1,112 @@
+"""A long-lived task ends when it is asked to; any other end starts it again or ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from shared.errors import FailedPrecondition, Internal
+from shared.process import supervision
+from shared.process.supervision import Tasks, restarted, vital
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervision, "LONGEST_PAUSE_S", 0.002)
+
+
+async def returns() -> None:
+    pass
+
+
+async def fails() -> None:
+    raise ValueError("no")
+
+
+async def is_cancelled_from_within() -> None:
+    raise asyncio.CancelledError
+
+
+async def awaits_what_is_cancelled() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+ENDS = [returns, fails, is_cancelled_from_within, awaits_what_is_cancelled]
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaitable[None]]) -> None:
+    num_starts = 0
+    steady = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts <= 3:
+            await end()
+            return
+        steady.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(restarted("work", work))
+    await asyncio.wait_for(steady.wait(), 60)
+    assert num_starts == 4
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_task_that_does_not_stay_up_ends_the_process_with_a_reason(end: Callable[[], Awaitable[None]]) -> None:
+    with pytest.raises(Internal, match="work ended 11 times in a row"):
+        await restarted("work", end)
+
+
+async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
+    tried = asyncio.Event()
+    num_starts = 0
+
+    async def work() -> None:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts > 3 * supervision.MOST_RESTARTS:
+            tried.set()
+        raise ValueError("no")
+
+    task = asyncio.ensure_future(restarted("work", work, is_needed=False))
+    await asyncio.wait_for(tried.wait(), 60)
+    task.cancel()
+
+
+async def test_what_no_restart_can_mend_is_raised() -> None:
+    async def misfit() -> None:
+        raise FailedPrecondition("another model")
+
+    with pytest.raises(FailedPrecondition, match="another model"):
+        await restarted("work", misfit)
+
+
+@pytest.mark.parametrize("end", [returns, is_cancelled_from_within, awaits_what_is_cancelled])
+async def test_a_vital_task_must_not_just_end(end: Callable[[], Awaitable[None]]) -> None:
+    with pytest.raises(Internal, match=r"work .*nobody"):
+        await vital("work", end())
+
+
+async def test_a_vital_task_may_end_when_it_is_time() -> None:
+    await vital("work", returns(), may_end=lambda: True)
+
+
+async def test_tasks_end_with_their_owner() -> None:
+    tasks = Tasks()
+    sleeper = tasks.start("sleeper", asyncio.sleep(60))
+    tasks.start("short", returns())
+    await asyncio.sleep(0.01)
+    assert len(tasks) == 1
+    await tasks.close()
+    assert sleeper.cancelled()
+    assert len(tasks) == 0
