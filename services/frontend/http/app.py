@@ -80,8 +80,8 @@ def build(
     errors.install(app)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_fault)
-    for router in routers:
-        app.include_router(router)
+    for router in routers:  # as they are: FastAPI's include_router would make every route a second time
+        app.router.routes.extend(router.routes)
     own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
     document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
     door = Door(app, admission, calls, metrics, refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,8 +67,8 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, variables: Mapping[str, str], with_tools: str | None = None) -> None:
         """`with_tools`: another one, for conversations that offer tools."""
-        self._template = self._compile(source) if source is not None else None
-        self._with_tools = self._compile(with_tools) if with_tools is not None else self._template
+        self._template = _compiled(source) if source is not None else None
+        self._with_tools = _compiled(with_tools) if with_tools is not None else self._template
         self.variables = variables
         self.with_tools = with_tools
         self.default = source
@@ -76,13 +77,6 @@ class ChatTemplate:
     @property
     def shows_tools(self) -> bool:
         return "tools" in self.source
-
-    @staticmethod
-    def _compile(source: str) -> Template:
-        try:
-            return _environment().from_string(source)
-        except TemplateError as error:
-            raise InvalidArgument(f"model: its chat template does not compile: {error}", field="model") from None
 
     def text_of(self, prompt: ChatPrompt) -> str:
         if not prompt.messages:
@@ -121,6 +115,14 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidArgument(f"messages: the chat template refuses them: {error}", field="messages") from None
         return _cut_after(text, messages[-1]) if continue_last else text
+
+
+@lru_cache(maxsize=8)  # whoever guards a template compiles it again
+def _compiled(source: str) -> Template:
+    try:
+        return _environment().from_string(source)
+    except TemplateError as error:
+        raise InvalidArgument(f"model: its chat template does not compile: {error}", field="model") from None
 
 
 def _cut_after(text: str, last: Message) -> str:

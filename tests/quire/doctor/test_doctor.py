@@ -21,6 +21,7 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.settings.tls import Tls
 from shared.version import VERSION
 from tests.e2e.conftest import running_cluster
+from tests.ports import quiet_port
 
 Found = dict[str, list[dict[str, str]]]
 
@@ -39,16 +40,11 @@ def doctor(*arguments: str, path: str = "") -> tuple[int, Found]:
     return done.returncode, found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read() -> None:
-    flags = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_SCHEDULER_METRICS_PORT", str(quiet_port()))
+    flags = ("--http-port", str(quiet_port()), "--grpc-port", str(quiet_port()))
     status, found = doctor(*flags)
-    assert status == 0
+    assert status == 0, found
     assert found["weights"][0]["level"] == found["model"][0]["level"] == found["http_port"][0]["level"] == "ok"
     text = subprocess.run([sys.executable, "-m", "quire", "doctor", *flags], capture_output=True, text=True, check=True)
     assert "ok    weights" in text.stdout

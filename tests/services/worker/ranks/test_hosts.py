@@ -29,6 +29,7 @@ from shared.security.secret_file import SecretFile, write
 from shared.security.tls import server_context
 from shared.settings import WorkerSettings
 from shared.settings.tls import Tls
+from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
@@ -45,11 +46,6 @@ def secret(tmp_path: Path) -> str:
     return str(tmp_path / "secret")
 
 
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def node_command(folder: Path, **settings: Any) -> list[str]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     return [sys.executable, "-m", "quire", "worker", f"--model={folder}", "--node-rank=1", *flags]
@@ -58,7 +54,7 @@ def node_command(folder: Path, **settings: Any) -> list[str]:
 @contextmanager
 def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[RankedRig, subprocess.Popen[bytes]]]:
     """Rank 0 is here; the other node is a process of its own, which is told nothing but where rank 0 is."""
-    where = {"nnodes": 2, "master_addr": MASTER, "master_port": free_port(MASTER), "cluster_secret_file": secret}
+    where = {"nnodes": 2, "master_addr": MASTER, "master_port": quiet_port(MASTER), "cluster_secret_file": secret}
     worker = Rig.settings(folder, **settings, **where)
     node = subprocess.Popen(node_command(folder, **where))
     group = LocalRanks(

@@ -1,0 +1,20 @@
+"""Ports for services that must be told one and cannot say which they took."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+# Below those that the system gives to whoever names none: only a bind by number takes one of these.
+QUIET = range(20_000, 32_000)
+
+
+def quiet_port(address: str = "127.0.0.1") -> int:
+    """Free now, and hardly taken by chance before it is bound."""
+    while True:
+        port = random.choice(QUIET)
+        try:
+            socket.create_server((address, port)).close()
+        except OSError:
+            continue
+        return port
