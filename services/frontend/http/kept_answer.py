@@ -1,9 +1,11 @@
-"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up again."""
+"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up; or only that it has begun."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
+import orjson
 from starlette.types import Send
 
 from services.frontend.calls import Call
@@ -37,6 +39,25 @@ class Events:
 def _split(events: bytes) -> list[bytes]:
     """None has an empty line inside: they are JSON."""
     return [event + END for event in events.split(END) if event]
+
+
+class BegunAnswer(WorkingResponse):
+    """Says that it has begun, in one piece, and is done: it goes on by itself."""
+
+    def __init__(
+        self, begin: Callable[[Call], Awaitable[Stream]], said: Mapping[str, Any], words: Words, form_field: str
+    ) -> None:
+        """`begin` raises QuireError."""
+        super().__init__("application/json", words, form_field)
+        self._begin = begin
+        self._said = said
+
+    async def work(self, call: Call, send: Send) -> None:
+        await self._begin(call)
+        body = orjson.dumps(self._said)
+        self.headers["content-length"] = str(len(body))
+        await self._open(send)
+        await send({"type": "http.response.body", "body": body})
 
 
 class KeptAnswer(WorkingResponse):

@@ -41,6 +41,13 @@ Again = Callable[[bytes, CallHeaders, int], Worded]
 """From the body, its headers, and when it came (seconds since 1970)."""
 
 
+class Beginning(NamedTuple):
+    """A stream that begins with its answer."""
+
+    begin: Callable[[Call], Awaitable[Stream]]
+    worded: Worded
+
+
 class Resumable:
     """Of one frontend. A stream's kind is the path of the call that began it."""
 
@@ -68,6 +75,20 @@ class Resumable:
         self, kind: str, body: BaseModel, sent: CallHeaders, again: Again, asked_s: float | None = None
     ) -> Response:
         """`asked_s`: its retention, if the body says one. Raises QuireError."""
+        begin, (request, answer_format) = self.beginning(kind, body, sent, again, asked_s)
+        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+
+    def beginning(
+        self,
+        kind: str,
+        body: BaseModel,
+        sent: CallHeaders,
+        again: Again,
+        asked_s: float | None = None,
+        *,
+        runs_unread: bool = False,
+    ) -> Beginning:
+        """`runs_unread`: to its end, though nobody reads it. Raises QuireError."""
         retention_s = self._streams.terms.agreed_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
@@ -76,15 +97,19 @@ class Resumable:
             )
         written = body.model_dump_json(exclude_unset=True, fallback=list).encode()
         created_unix_s = int(time.time())
-        request, answer_format = again(written, sent, created_unix_s)
+        worded = again(written, sent, created_unix_s)
         kept = stream_pb2.KeptRequest(
-            kind=kind, body=written, retention_ms=round(1000 * retention_s), created_unix_s=created_unix_s
+            kind=kind,
+            body=written,
+            retention_ms=round(1000 * retention_s),
+            created_unix_s=created_unix_s,
+            runs_unread=runs_unread,
         )
 
         async def begin(call: Call) -> Stream:
-            return await self._streams.begin(kept, request, Events(answer_format), call)
+            return await self._streams.begin(kept, worded.request, Events(worded.format), call)
 
-        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+        return Beginning(begin, worded)
 
     async def attach(self, request_id: str, http: Request, starting_after: int = Query(-1, ge=-1)) -> Response:
         """What a stream has told behind an event, or from its beginning, and what comes."""
@@ -103,9 +128,15 @@ class Resumable:
 
         return find
 
-    async def told(self, request_id: str, http: Request) -> list[bytes]:
-        """What a stream has said so far. Raises NotFound."""
-        return await self._streams.told(await self._streams.attach(headers.tenant(http), request_id))
+    async def newest(self, request_id: str, http: Request) -> Stream:
+        """A stream with all that it has said so far. Raises NotFound."""
+        stream = await self._streams.attach(headers.tenant(http), request_id)
+        await self._streams.bring_up_to_date(stream)
+        return stream
+
+    async def delete(self, stream: Stream) -> None:
+        """One that has ended. Raises FailedPrecondition."""
+        await self._streams.delete(stream)
 
     async def cancel(self, request_id: str, http: Request) -> dict[str, Any]:
         """Ends a stream."""

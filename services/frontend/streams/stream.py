@@ -46,6 +46,18 @@ class Stream:
     def num_messages(self) -> int:
         return len(self.entries) - (bool(self.entries) and self.entries[-1].HasField("end"))
 
+    @property
+    def error(self) -> QuireError | None:
+        """That it has ended with, without a message that says so."""
+        last = self.entries[self.num_shown - 1] if self.num_shown else None
+        return from_proto(last.end.error) if last is not None and last.end.HasField("error") else None
+
+    @property
+    def last_message(self) -> bytes | None:
+        """That readers may have."""
+        place = self.num_shown - 1 - self.has_ended
+        return self.entries[place].message if place >= 0 else None
+
     def add(self, entries: Iterable[pb.KeptMessage]) -> None:
         """Not to be seen yet."""
         for entry in entries:

@@ -23,6 +23,7 @@ from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import Terms, away, check, exists, not_found
 from shared.errors import (
+    FailedPrecondition,
     Internal,
     PermissionDenied,
     QuireError,
@@ -194,15 +195,20 @@ class Streams:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
-        if key not in self._found:
+        if key not in self._found or self._may_be_deleted(self._found[key]):
             self.terms.check_memory("request_id", self._found.values())
             kept = await self._asked(self._store.request(key))
             if kept is None:
+                self._found.pop(key, None)
                 raise not_found(key, is_shared=self._store.is_shared)
             if key not in self._found:
                 self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
         self._metrics.stream_attaches.inc()
         return self._found[key]
+
+    def _may_be_deleted(self, stream: Stream) -> bool:
+        """By another frontend."""
+        return self._store.is_shared and stream.has_ended and stream.key not in self._made
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
@@ -212,6 +218,13 @@ class Streams:
             self._made[key].maker.cancel()
         elif not await self._asked(self._store.cancel(key)):
             raise not_found(key, is_shared=self._store.is_shared)
+
+    async def delete(self, stream: Stream) -> None:
+        """What has ended. Raises Unavailable; FailedPrecondition while it is under way."""
+        if not stream.has_ended:
+            raise FailedPrecondition(f"{stream.key.request_id!r} is under way: cancel it first", field="request_id")
+        await self._asked(self._store.delete(stream.key))
+        self._forget(stream)
 
     @staticmethod
     async def _asked(question: Awaitable[Result]) -> Result:
@@ -248,13 +261,13 @@ class Streams:
         key_name = stream.request.key_name
         self._start(made, self._go_on(made, self._calls.access.named(key_name) if key_name else None))
 
-    async def told(self, stream: Stream) -> list[bytes]:
-        """Its messages so far."""
-        while self._is_followed(stream) and await self.following.look([stream]):
-            pass
+    async def bring_up_to_date(self, stream: Stream) -> None:
+        """A look counts as a reader, here as elsewhere; where nobody makes it any more, it is gone on with."""
+        with self.reading(stream):
+            while self._is_followed(stream) and await self.following.look([stream]):
+                pass
         if stream.loss is not None:
             raise stream.loss
-        return [entry.message for entry in stream.entries[: stream.num_shown] if not entry.HasField("end")]
 
     async def _go_on(self, made: Made, caller: Caller | None) -> None:
         kept = made.stream.request
@@ -303,7 +316,7 @@ class Streams:
         quiet_s = now - stream.quiet_since_s
         is_over = quiet_s >= stream.request.retention_ms / 1000
         if stream.key in self._running:
-            if is_over and made is not None:
+            if is_over and made is not None and not stream.request.runs_unread:
                 made.maker.cancel()
         elif made is None:
             if quiet_s >= UNREAD_S:
