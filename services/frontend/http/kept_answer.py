@@ -12,7 +12,8 @@ from services.frontend.calls import Call
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.http.answer import EVENTS, Format, Words, WorkingResponse
-from services.frontend.streams.stream import Piece, Stream
+from services.frontend.streams import forms
+from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Streams
 from shared.errors import QuireError
 
@@ -78,13 +79,9 @@ class KeptAnswer(WorkingResponse):
             async for piece in stream.read(self._offset):
                 if not self._is_open:
                     await self._open(send)
-                await send({"type": "http.response.body", "body": _numbered(piece), "more_body": True})
+                await send({"type": "http.response.body", "body": forms.event(stream, piece), "more_body": True})
         if self._is_open:
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "http.response.start", "status": NO_CONTENT, "headers": []})
             await send({"type": "http.response.body", "body": b""})
-
-
-def _numbered(piece: Piece) -> bytes:
-    return piece.message if piece.offset is None else b"id: %d\n%b" % (piece.offset, piece.message)

@@ -18,9 +18,10 @@ from services.frontend.http.headers import TIMEOUT, CallHeaders
 from services.frontend.http.kept_answer import Events, KeptAnswer
 from services.frontend.openai_edge.chunks import ErrorEvents
 from services.frontend.request import Request as GeneratorRequest
+from services.frontend.streams.made import Remade
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Remade, Streams
-from shared.errors import FailedPrecondition, InvalidArgument
+from services.frontend.streams.streams import Streams
+from shared.errors import InvalidArgument, NotFound
 from shared.pb.frontend.v1 import stream_pb2
 
 STREAMS = "/v1/streams/{request_id}"
@@ -53,7 +54,6 @@ class Resumable:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._kinds: set[str] = set()
         self.router = APIRouter(tags=["streams"])
         self.router.add_api_route(
             STREAMS, self.attach, methods=["GET"], response_class=Response, responses=NOTHING_MORE
@@ -68,7 +68,6 @@ class Resumable:
             found = again(kept.body, sent, kept.created_unix_s)
             return Remade(found.request, Events(found.format))
 
-        self._kinds.add(kind)
         self._streams.offer({kind: remake})
 
     def answer(
@@ -115,22 +114,20 @@ class Resumable:
         """What a stream has told behind an event, or from its beginning, and what comes."""
         return self.resumed(request_id, http, _offset(http, starting_after))
 
-    def resumed(self, request_id: str, http: Request, offset: int) -> Response:
-        return KeptAnswer(self._streams, self._finder(request_id, http), offset, ErrorEvents(), "")
+    def resumed(self, request_id: str, http: Request, offset: int, kind: str = "") -> Response:
+        """`kind`: that it has to be of; empty: any."""
 
-    def _finder(self, request_id: str, http: Request) -> Callable[[Call], Awaitable[Stream]]:
         async def find(_: Call) -> Stream:
             stream = await self._streams.attach(headers.tenant(http), request_id)
-            if stream.kind not in self._kinds:
-                text = f"request_id: {request_id!r} was begun over gRPC: InferenceService.Attach has it"
-                raise FailedPrecondition(text, field="request_id")
+            if kind and stream.kind != kind:
+                raise NotFound(f"request_id: {request_id!r} was begun at {stream.kind}", field="request_id")
             return stream
 
-        return find
+        return KeptAnswer(self._streams, find, offset, ErrorEvents(), "")
 
     async def newest(self, request_id: str, http: Request) -> Stream:
         """A stream with all that it has said so far. Raises NotFound."""
-        stream = await self._streams.attach(headers.tenant(http), request_id)
+        stream = await self._streams.find(headers.tenant(http), request_id)
         await self._streams.bring_up_to_date(stream)
         return stream
 

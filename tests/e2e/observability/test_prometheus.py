@@ -22,6 +22,7 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import StructuredOutput
+from shared.errors import NotFound
 from tests.deploy.paths import GRAFANA
 
 PROMETHEUS = shutil.which("prometheus")
@@ -89,6 +90,11 @@ def make_load(cluster: Cluster, client: Client) -> None:
     client.generate("A word: ", constrained)
     with contextlib.closing(client.stream("Once", LONG)) as stream:  # which ends before its tokens do
         next(stream)
+    background = {"input": "Once", "background": True, "max_output_tokens": 20}
+    response = httpx.post(f"{http}/v1/responses", json=background).json()
+    httpx.get(f"{http}/v1/responses/{response['id']}")
+    with contextlib.suppress(NotFound):
+        next(client.attach("nobody began it"))
     streams = [client.stream(f"{number} " * 40, LONG) for number in range(6)]
     for stream in streams:
         next(stream)

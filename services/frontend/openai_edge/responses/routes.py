@@ -143,7 +143,7 @@ class ResponseRoutes:
             raise Unimplemented("stream: a response that was not in the background comes in one piece", field="stream")
         request_id = response_id.removeprefix(ID)
         if stream:
-            return self._resumable.resumed(request_id, http, starting_after + 1)
+            return self._resumable.resumed(request_id, http, starting_after + 1, PREFIX)
         if found is not None:
             return Response(orjson.dumps(found.body), media_type="application/json")
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")

@@ -7,12 +7,15 @@ import json
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
+from quire.async_client import AsyncClient
 from services.frontend.streams.terms import Terms
+from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.streams.events import Event, read, resumed
 from tests.services.frontend.streams.pair import Pair
-from tests.services.frontend.streams.reading import asked, attach, everything, refusal
+from tests.services.frontend.streams.reading import Sampling, asked, attach, bare, first
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,9 +120,45 @@ async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(pair: Pair, m
     assert await resumed(pair.b, "broken") == events
 
 
-async def test_each_port_names_the_other_for_its_streams(pair: Pair) -> None:
-    await everything(pair.a.inference.Generate(asked("over-grpc")))
-    refused = await pair.b.http.get("/v1/streams/over-grpc")
-    assert (refused.status_code, "InferenceService.Attach" in refused.text) == (409, True)
-    await read(pair.a, "POST", "/v1/chat/completions", json={**ASK, "messages": SAID, "request_id": "over-http"})
-    assert "/v1/streams/over-http" in ((await refusal(attach(pair.b, "over-http"))).details() or "")
+def chat(request_id: str) -> pb.ChatRequest:
+    turn = pb.ChatMessage(role="user", content="hi")
+    sampling = Sampling(max_tokens=20, ignore_eos=True, seed=30)
+    options = pb.RequestOptions(request_id=request_id)
+    return pb.ChatRequest(messages=[turn], sampling=sampling, options=options, resumable=True)
+
+
+@pytest.mark.parametrize("method", ["generate", "chat"])
+async def test_a_stream_of_grpc_is_read_over_http(pair: Pair, method: str) -> None:
+    """Also one whose frontend dies."""
+    name = f"from-grpc-{method}"
+    begun = pair.a.inference.Generate(asked(name)) if method == "generate" else pair.a.inference.Chat(chat(name))
+    before = await first(begun, 3)
+    await pair.kill_maker(name)
+    events = await resumed(pair.b, name, 1)
+    whole = await bare(attach(pair.b, name))
+    assert [event.id for event in events] == list(range(2, len(whole)))
+    read_over_http = [json_format.Parse(event.data, pb.AttachResponse()) for event in events]
+    assert [getattr(message, method) for message in read_over_http] == whole[2:]
+    assert before == whole[:3]
+    over = await pair.b.http.get(f"/v1/streams/{name}", headers={"last-event-id": str(len(whole) - 1)})
+    assert over.status_code == 204
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses"])
+async def test_a_stream_of_http_is_read_over_grpc_and_from_python(pair: Pair, path: str) -> None:
+    name = f"from-http-{next(NUMBERS)}"
+    body = {"input": "hi", "background": True, "stream": True} if path == "/v1/responses" else {**ASK, **PATHS[path]}
+    events = await read(pair.a, "POST", path, json={**body, "request_id": name})
+    messages = await bare(attach(pair.b, name, 2))
+    assert [(message.offset, message.data) for message in messages] == events[2:]
+    async with AsyncClient(pair.b.frontend.grpc_address) as client:
+        deltas = [delta async for delta in client.attach(name)]
+    assert [(delta.offset, delta.event.data) for delta in deltas if delta.event is not None] == events
+    kinds = [delta.event.type for delta in deltas if delta.event is not None]
+    if path == "/v1/responses":
+        assert kinds == [json.loads(event.data)["type"] for event in events]
+    else:
+        assert set(kinds) == {""}
+    for wrong in ("from-grpc-chat", "none"):
+        answer = await pair.b.http.get(f"/v1/responses/resp_{wrong}", params={"stream": "true"})
+        assert answer.status_code == 404
