@@ -110,6 +110,18 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's place among those that were asked about, and how well it answers the query."""
+
+    index: int
+    score: float
+
+
+def ranked(response: pb.RerankResponse) -> list[Ranked]:
+    return [Ranked(found.index, found.score) for found in response.results]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """One event of a stream that was begun over HTTP, in the words of its path."""
 
