@@ -125,9 +125,9 @@ class Resumable:
 
         return KeptAnswer(self._streams, find, offset, ErrorEvents(), "")
 
-    async def newest(self, request_id: str, http: Request) -> Stream:
+    async def newest(self, request_id: str, tenant: str) -> Stream:
         """A stream with all that it has said so far. Raises NotFound."""
-        stream = await self._streams.find(headers.tenant(http), request_id)
+        stream = await self._streams.find(tenant, request_id)
         await self._streams.bring_up_to_date(stream)
         return stream
 

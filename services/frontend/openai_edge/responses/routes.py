@@ -24,7 +24,7 @@ from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, QUEUED, Identity, ResponseFormat, failed
 from services.frontend.openai_edge.responses.format import PREFIX as ID
 from services.frontend.openai_edge.responses.requests import responses_request
-from services.frontend.openai_edge.responses.store import ResponseStore
+from services.frontend.openai_edge.responses.store import ResponseStore, Stored
 from services.frontend.openai_edge.responses.turns import Item, as_items
 from services.frontend.openai_edge.resumable import Resumable, Worded
 from services.frontend.request import Request as GeneratorRequest
@@ -80,7 +80,7 @@ class ResponseRoutes:
         """Goes on with a conversation."""
         body.refuse_unknown()
         inputs = as_items(body.input)
-        before = self._before(body, http)
+        before = await self._before(body, http)
         sent = replace(headers.read(http), tenant=_tenant(body, http))
         if body.background:
             return self._begin(KeptBody(body=body, before=[*map(dict, before)]), sent)
@@ -123,16 +123,26 @@ class ResponseRoutes:
         """How many tokens the same call without /input_tokens would read."""
         body.refuse_unknown()
         entry = self._catalogue.entry(body.model)
-        conversation = [*self._before(body, http), *as_items(body.input)]
+        conversation = [*await self._before(body, http), *as_items(body.input)]
         (prompt,) = responses_request(body, conversation, headers.read(http), self._tokenizer).prompts
         token_ids = await self._processor.tokenize(prompt, entry.max_model_len)
         return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
 
-    def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
+    async def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """The conversation that this goes on."""
         if body.previous_response_id is None:
             return ()
-        return self._store.get(body.previous_response_id, _tenant(body, http), "previous_response_id").conversation
+        return (await self._find(body.previous_response_id, _tenant(body, http), "previous_response_id")).conversation
+
+    async def _find(self, response_id: str, tenant: str, field: str = "") -> Stored:
+        """What is stored here, or what the stream of one in the background has kept to its end. Raises NotFound."""
+        if self._store.find(response_id, tenant) is None:
+            stream = await self._kept(response_id, tenant)
+            if stream is not None and stream.has_ended:
+                response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
+                inputs = as_items(kept.body.input)
+                return Stored(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
+        return self._store.get(response_id, tenant, field)
 
     async def get(
         self, response_id: str, http: Request, stream: bool = False, starting_after: int = Query(-1, ge=-1)
@@ -150,13 +160,13 @@ class ResponseRoutes:
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
         """As its stream has told it last. Raises NotFound."""
-        stream = await self._kept(response_id, http)
+        stream = await self._kept(response_id, headers.tenant(http))
         return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._told(stream)
 
-    async def _kept(self, response_id: str, http: Request) -> Stream | None:
+    async def _kept(self, response_id: str, tenant: str) -> Stream | None:
         """Its stream with all that it has said; None where none is kept."""
         try:
-            stream = await self._resumable.newest(response_id.removeprefix(ID), http)
+            stream = await self._resumable.newest(response_id.removeprefix(ID), tenant)
         except (NotFound, Unimplemented):
             return None
         return stream if stream.kind == PREFIX else None
@@ -179,7 +189,7 @@ class ResponseRoutes:
         """What is stored, and of one in the background what is kept."""
         tenant = headers.tenant(http)
         found = self._store.find(response_id, tenant)
-        kept = await self._kept(response_id, http) if found is None or found.body["background"] else None
+        kept = await self._kept(response_id, tenant) if found is None or found.body["background"] else None
         if kept is not None:
             await self._resumable.delete(kept)
         if found is not None or kept is None:
@@ -187,7 +197,7 @@ class ResponseRoutes:
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def input_items(self, response_id: str, http: Request) -> dict[str, Any]:
-        items = list(self._store.get(response_id, headers.tenant(http)).inputs)
+        items = list((await self._find(response_id, headers.tenant(http))).inputs)
         return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 from services.frontend.streams.terms import Terms
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.streams.events import read
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.talking import WEATHER
@@ -205,6 +206,25 @@ async def test_a_response_is_deleted_everywhere_once_it_has_ended(pair: Pair) ->
         assert (await frontend.http.get(path)).status_code == 404
     with pair.ask_redis() as client:
         assert not client.keys(f"*:{response['id'].removeprefix('resp_')}")
+
+
+async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
+    """Where it was made and where it was not: the conversation is the same, to the token."""
+    first = await begun(pair.a, max_output_tokens=5)
+    path = f"/v1/responses/{first['id']}"
+    missing = await pair.b.http.post("/v1/responses", json={**LONG, "previous_response_id": "resp_none"})
+    assert (missing.status_code, "resp_none" in missing.text) == (404, True)
+    await until(pair.b, first["id"], "incomplete")
+    body = {"input": "and then?", "previous_response_id": first["id"], "max_output_tokens": 3}
+    answers = [(await one.http.post("/v1/responses", json=body)).json() for one in (pair.a, pair.b)]
+    assert answers[0]["usage"]["input_tokens"] == answers[1]["usage"]["input_tokens"]
+    prompts = [prompt_of(submission) for submission in pair.script.submissions[-2:]]
+    assert prompts[0] == prompts[1]
+    items = [(await one.http.get(f"{path}/input_items")).json() for one in (pair.a, pair.b)]
+    assert items[0] == items[1]
+    assert items[0]["data"]
+    other = await pair.b.http.get(f"{path}/input_items", headers={"x-tenant": "other"})
+    assert other.status_code == 404
 
 
 async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
