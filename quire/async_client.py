@@ -13,11 +13,13 @@ from quire.outputs import (
     Classification,
     Delta,
     Message,
+    Ranked,
     RequestOutput,
     attached,
     classifications,
     collect,
     delta,
+    ranked,
     token_vectors,
     vectors,
 )
@@ -36,6 +38,7 @@ from quire.requests import (
     in_one_piece,
     is_one,
     plain,
+    rerank_request,
     score_request,
 )
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -100,6 +103,14 @@ class AsyncClient:
     ) -> list[float]:
         try:
             return [*(await self._inference.Score(score_request(queries, documents, options or Options()))).scores]
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], top_n: int = 0, options: Options | None = None
+    ) -> list[Ranked]:
+        try:
+            return ranked(await self._inference.Rerank(rerank_request(query, documents, top_n, options or Options())))
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 

@@ -13,11 +13,13 @@ from quire.outputs import (
     Classification,
     Delta,
     Message,
+    Ranked,
     RequestOutput,
     attached,
     classifications,
     collect,
     delta,
+    ranked,
     token_vectors,
     vectors,
 )
@@ -37,6 +39,7 @@ from quire.requests import (
     in_one_piece,
     is_one,
     plain,
+    rerank_request,
     score_request,
     translated_errors,
 )
@@ -151,6 +154,19 @@ class Client:
         request = score_request(queries, documents, options or Options())
         with translated_errors():
             return [*self._inference.Score(request, timeout=timeout_s).scores]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int = 0,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Ranked]:
+        """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
+        request = rerank_request(query, documents, top_n, options or Options())
+        with translated_errors():
+            return ranked(self._inference.Rerank(request, timeout=timeout_s))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None

@@ -12,7 +12,7 @@ from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.generating import Generating
 from quire.metrics import Metric, parse
-from quire.outputs import Classification, RequestOutput
+from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
 from quire.progress import bar
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Params, Prompt, is_one
@@ -131,6 +131,10 @@ class LLM(_Embedded):
     def score(self, queries: str | Sequence[str], documents: str | Sequence[str]) -> list[float]:
         """How well each document answers the query, or its own of as many queries."""
         return self.client.score(queries, documents)
+
+    def rerank(self, query: str, documents: Sequence[str], top_n: int = 0) -> list[Ranked]:
+        """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
+        return self.client.rerank(query, documents, top_n)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """The memory of devices is for others (Client.sleep)."""

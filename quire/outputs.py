@@ -110,6 +110,26 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's place among those that were asked about, and how well it answers the query."""
+
+    index: int
+    score: float
+
+
+def ranked(response: pb.RerankResponse) -> list[Ranked]:
+    return [Ranked(found.index, found.score) for found in response.results]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream that was begun over HTTP, in the words of its path."""
+
+    type: str  # empty where the path has none
+    data: str  # JSON, or "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What a stream brings: new text and tokens of one sample."""
 
@@ -120,6 +140,7 @@ class Delta:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     offset: int | None = None  # of a resumable stream: this message's number, from 0; None where it was not kept
+    event: StreamEvent | None = None  # instead of all but `offset`, where the stream was begun over HTTP
 
 
 def text_of(message: Message) -> str:
@@ -135,7 +156,11 @@ def delta(message: Message) -> Delta:
 
 
 def attached(message: pb.AttachResponse) -> Delta:
-    return delta(message.chat if message.HasField("chat") else message.generate)
+    if not message.HasField("event"):
+        return delta(message.chat if message.HasField("chat") else message.generate)
+    told = message.event
+    offset = told.offset if told.HasField("offset") else None
+    return Delta(0, "", (), None, offset=offset, event=StreamEvent(told.type, told.data))
 
 
 def _tool_call(piece: pb.ToolCallDelta) -> ToolCall:

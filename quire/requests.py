@@ -167,6 +167,12 @@ def classify_request(inputs: Sequence[Prompt], options: Options) -> pb.ClassifyR
     )
 
 
+def rerank_request(query: str, documents: Sequence[str], top_n: int, options: Options) -> pb.RerankRequest:
+    return pb.RerankRequest(
+        query=query, documents=documents, top_n=top_n, model=options.model, options=options.to_proto()
+    )
+
+
 def score_request(queries: str | Sequence[str], documents: str | Sequence[str], options: Options) -> pb.ScoreRequest:
     return pb.ScoreRequest(
         queries=[queries] if isinstance(queries, str) else queries,

@@ -28,6 +28,7 @@ from shared.metrics.base import (
     token_buckets,
 )
 from shared.metrics.calls import CallMetrics
+from shared.metrics.streams import StreamMetrics
 
 ENGINE = "0"  # a frontend belongs to no worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -196,14 +197,7 @@ class FrontendMetrics:
             buckets=MIGRATION_BUCKETS,
             registry=self.registry,
         )
-        self.streams = self._gauge("streams", "Resumable streams that are made, kept or followed here")
-        self.stream_attaches = self._counter("quire_frontend_stream_attaches", "Times that a stream was taken up again")
-        self.stream_takeovers = self._counter(
-            "quire_frontend_stream_takeovers", "Streams gone on with here because whoever made them was gone"
-        )
-        self.streams_unkept = self._counter(
-            "quire_frontend_streams_unkept", "Times that a stream went on though Redis could not keep it"
-        )
+        self.streams = StreamMetrics(self.registry)
         self.loop_delay = self._steps("event_loop_delay", "How late a timer of the event loop fires")
         self.detokenize = self._steps("detokenize", "Taking in one step's tokens as the text of their streams")
         self.write = self._steps("write", "From waking the streams with news until all of them have written")

@@ -1,4 +1,4 @@
-"""A worker that is killed while it loads an adapter: nobody waits for it or loses a token, and it gets it later."""
+"""A worker or the scheduler is killed while an adapter is loaded: no stream loses a token, and the adapter comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
 from quire.requests import Options
-from tests.chaos.conftest import SCHEDULER, WORKER, Said, leaves_nothing_behind
+from shared.errors import InvalidArgument, NotFound, Unavailable
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
@@ -57,6 +58,22 @@ async def until_both_have_it(client: Client) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_loaded(client: Client, name: str) -> None:
+    """Asks again: by then the scheduler may know from the workers that they have it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await asyncio.to_thread(client.load_adapter, "late", name)
+            except Unavailable:  # the scheduler is starting, or a worker is on its way to it
+                await asyncio.sleep(0.1)
+            except InvalidArgument as error:
+                if "'late' is loaded" not in str(error):
+                    raise
+                return
+            else:
+                return
+
+
 def held_up(folder: Path, config: Path) -> Path:
     """A module that every process of Python imports first: who opens `config` reads the pipe, if that is there, before.
     The pipe."""
@@ -75,12 +92,12 @@ sys.addaudithook(on_event)
     return pipe
 
 
-async def load_and_kill(cluster: Cluster, client: Client, name: str, pipe: Path) -> int:
-    """Both workers are in the middle of reading the adapter when one is killed. Returns how many then have it."""
+async def load_and_kill(cluster: Cluster, client: Client, name: str, pipe: Path, victim: str) -> int:
+    """Both workers are in the middle of reading the adapter when somebody is killed. Returns how many then have it."""
     loading = asyncio.ensure_future(asyncio.to_thread(client.load_adapter, "late", name))
     writer = await until_read(pipe, pid(cluster, "worker-0"), pid(cluster, "worker-1"))
     os.unlink(pipe)  # for the one that comes
-    os.kill(pid(cluster, "worker-0"), signal.SIGKILL)
+    os.kill(pid(cluster, victim), signal.SIGKILL)
     os.close(writer)
     return await loading
 
@@ -97,7 +114,7 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
         with Client(cluster.grpc_address) as client:
             crowd = Crowd(cluster.grpc_address, greedy)
             await crowd.talking()
-            assert await load_and_kill(cluster, client, folder.name, pipe) == 1
+            assert await load_and_kill(cluster, client, folder.name, pipe, "worker-0") == 1
             assert await answer(client) == "Ahoy! 68 Arr!"
             await crowd.finished()
             assert crowd.errors == []
@@ -107,4 +124,32 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
             os.kill(pid(cluster, "worker-1"), signal.SIGKILL)
             assert await answer(client) == "Ahoy! 68 Arr!"
             await until_both_have_it(client)
+        leaves_nothing_behind(cluster)
+
+
+async def test_the_scheduler_is_killed_while_workers_load_an_adapter(
+    tmp_path: Path, undisturbed: dict[str, Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked for it hears that nobody knows how it went, and asks again."""
+    folder = tmp_path / "adapters" / "pirate"
+    shutil.copytree(ADAPTERS / "pirate", folder)
+    pipe = held_up(tmp_path, (folder / "adapter_config.json").resolve())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    worker = WORKER | {"lora_folders": [str(folder.parent)]}
+    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        with Client(cluster.grpc_address) as client:
+            crowd = Crowd(cluster.grpc_address, greedy)
+            await crowd.talking()
+            with pytest.raises(Unavailable):
+                await load_and_kill(cluster, client, folder.name, pipe, "scheduler-0")
+            await until_loaded(client, folder.name)
+            await until_both_have_it(client)
+            assert await answer(client) == "Ahoy! 68 Arr!"
+            await crowd.finished()
+            assert crowd.errors == []
+            assert same(crowd, undisturbed["greedy"])
+            print(f"longest pause {crowd.longest_gap_s:.2f} s")
+            await asyncio.to_thread(client.unload_adapter, "late")
+            with pytest.raises(NotFound):
+                await answer(client)
         leaves_nothing_behind(cluster)

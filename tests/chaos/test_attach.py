@@ -10,7 +10,9 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from quire.async_client import AsyncClient
@@ -74,9 +76,17 @@ class Reader:
         }
 
 
+class Another(NamedTuple):
+    """A frontend that may be killed."""
+
+    grpc: str
+    http: str
+    process: int
+
+
 @asynccontextmanager
-async def another_frontend(cluster: Cluster) -> AsyncIterator[tuple[str, int]]:
-    """Of the same cluster, with a port of its own: its address and its process."""
+async def another_frontend(cluster: Cluster) -> AsyncIterator[Another]:
+    """Of the same cluster, with ports of its own."""
     spec = cluster.process("frontend-0").spec
     flags = {name: spec.flags[name] for name in ("redis", "redis_password_file", "cluster_secret_file")}
     named = {"id": "other", "http-port": "0", "grpc-port": "0", **flags}
@@ -89,7 +99,8 @@ async def another_frontend(cluster: Cluster) -> AsyncIterator[tuple[str, int]]:
     try:
         assert process.stdout is not None
         words = (await process.stdout.readline()).decode().split()
-        yield dict(word.split("=", 1) for word in words[2:])["grpc"], process.pid
+        addresses = dict(word.split("=", 1) for word in words[2:])
+        yield Another(addresses["grpc"], addresses["http"], process.pid)
     finally:
         if process.returncode is None:
             process.kill()
@@ -103,13 +114,13 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
     """To the last token as if nothing had happened, none lost and none twice; and for readers who come later."""
     options = [Options(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
     readers = [Reader(prompt, kind(i), options[i]) for i, prompt in enumerate(prompts()[:NUM_STREAMS])]
-    async with another_frontend(with_redis) as (address, process):
-        doomed = AsyncClient(address)
+    async with another_frontend(with_redis) as other:
+        doomed = AsyncClient(other.grpc)
         begun = [asyncio.create_task(reader.begin(doomed)) for reader in readers]
         async with asyncio.timeout(120):
             while not all(len(reader.deltas) > 10 + 3 * i for i, reader in enumerate(readers)):
                 await asyncio.sleep(0.002)
-        os.kill(process, signal.SIGKILL)
+        os.kill(other.process, signal.SIGKILL)
         await asyncio.gather(*begun)
         await doomed.close()
     assert sum(reader.broke for reader in readers) >= NUM_STREAMS // 2, "they were in the middle"
@@ -124,4 +135,38 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
         assert [delta.offset for delta in reader.deltas] == list(range(len(reader.deltas)))
         assert again.deltas == reader.deltas
         assert reader.said == whole.said
+    await asyncio.to_thread(leaves_nothing_behind, with_redis)
+
+
+async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
+    """Polls until it has."""
+    async with asyncio.timeout(120):
+        while True:
+            found: dict[str, Any] = (await http.get(f"/v1/responses/{response_id}")).json()
+            if found["status"] not in ("queued", "in_progress"):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_another(with_redis: Cluster) -> None:
+    """They were never streamed: whoever polls has them gone on with."""
+    bodies = [
+        {"input": prompt, "temperature": 0, "max_output_tokens": 200, "ignore_eos": True}
+        for prompt in prompts()[:NUM_STREAMS]
+    ]
+    async with httpx.AsyncClient(base_url=f"http://{with_redis.http_address}", timeout=120) as http:
+        async with another_frontend(with_redis) as other:
+            async with httpx.AsyncClient(base_url=f"http://{other.http}", timeout=120) as doomed:
+                asked = [doomed.post("/v1/responses", json={**body, "background": True}) for body in bodies]
+                begun = [answer.json() for answer in await asyncio.gather(*asked)]
+            os.kill(other.process, signal.SIGKILL)
+        assert {response["status"] for response in begun} == {"queued"}
+        unfinished = [(await http.get(f"/v1/responses/{one['id']}")).json()["status"] for one in begun]
+        assert set(unfinished) & {"queued", "in_progress"}, "they were in the middle"
+        found = await asyncio.gather(*(ended(http, response["id"]) for response in begun))
+        whole = await asyncio.gather(*(http.post("/v1/responses", json=body) for body in bodies))
+    for response, undisturbed in zip(found, whole, strict=True):
+        assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 200)
+        texts = [one["output"][0]["content"][0]["text"] for one in (response, undisturbed.json())]
+        assert texts[0] == texts[1]
     await asyncio.to_thread(leaves_nothing_behind, with_redis)

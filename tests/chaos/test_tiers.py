@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster
+from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import leaves_nothing_behind
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
@@ -68,6 +70,31 @@ def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: 
         again, num_prompt_tokens, cached = say(client, ASKED)
         assert again == expected
         assert cached > num_prompt_tokens / 4
+        leaves_nothing_behind(cluster)
+
+
+def attached(client: Client) -> None:
+    """Once the scheduler is back, and the worker with it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(service.role == admin_pb2.ROLE_WORKER for service in client.status()):
+        assert time.monotonic() < deadline, "no worker is attached"
+        time.sleep(0.05)
+
+
+def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp_path: Path) -> None:
+    """Three times, to host memory, to the disk and back: the next one knows nothing of what was on its way."""
+    with running_cluster(worker=few(tmp_path), scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as asking:
+                said: Future[Any] = asking.submit(say, client, ASKED)
+                stored(client, 4, said)
+                os.kill(pid(cluster, "scheduler-0"), signal.SIGKILL)
+                assert said.result(PATIENCE_S)[0] == expected
+            attached(client)
+        assert cluster.process("scheduler-0").restarts == 3
+        again, _, cached = say(client, ASKED)
+        assert again == expected
+        assert cached > 0
         leaves_nothing_behind(cluster)
 
 

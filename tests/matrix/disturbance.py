@@ -8,12 +8,15 @@ import signal
 from collections import Counter
 
 import httpx
+import numpy as np
 
-from quire import SamplingParams
+from quire import SamplingParams, bundled
 from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
+from quire.requests import Options
+from shared.errors import Unavailable
 from tests.e2e.observability.test_metrics import page
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
@@ -22,7 +25,10 @@ FETCHED = "quire_scheduler_host_blocks_fetched_total"
 FLOWING = 50  # tokens from one disturbance to the next
 POLL_S = 0.02
 PROMPT, NUM_PROMPTS = 100, 20  # tokens, of other prompts than those that are asked about
-TIMES = 4  # that all running sequences are preempted
+TIMES = 4  # that all running sequences are preempted, and the like
+MODEL = bundled.FOLDER
+ADAPTER, ADAPTER_SAYS = "pirate", "Ahoy! 68 Arr!"
+QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
 
 
 class Disturbance:
@@ -30,6 +36,7 @@ class Disturbance:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.num_adapted = self.num_embedded = self.num_renewed = 0
         self._lost: dict[str, Totals] = {}  # by scheduler: what it had counted when it was killed
 
     async def preempt(self) -> None:
@@ -60,6 +67,43 @@ class Disturbance:
                 await asyncio.sleep(POLL_S)
                 assert await self._counted(GENERATED) == before
                 await asyncio.to_thread(client.resume_generation)
+
+    async def ask_adapter(self) -> None:
+        """In the same steps, whose other rows it must leave as they are."""
+        client = AsyncClient(self._cluster.grpc_address)
+        try:
+            for _ in range(TIMES):
+                await self._flowing()
+                said = await client.chat(QUESTION, SamplingParams(temperature=0), Options(model=ADAPTER))
+                assert said.text == ADAPTER_SAYS, said
+                self.num_adapted += 1
+        finally:
+            await client.close()
+
+    async def embed(self) -> None:
+        """Texts are read for their vectors in the same steps."""
+        inputs = [[number] * PROMPT for number in range(30, 34)]
+        with Client(self._cluster.grpc_address) as client:
+            found = []
+            for _ in range(TIMES):
+                await self._flowing()
+                found.append(np.array(await asyncio.to_thread(client.embed, inputs)))
+        assert all(np.allclose(vectors, found[0], atol=0.02) for vectors in found)
+        self.num_embedded += len(found)
+
+    async def renew_weights(self) -> None:
+        """By those that there are: what runs goes on, and its KV is computed anew."""
+        with Client(self._cluster.grpc_address) as client:
+            for number in range(2):
+                await self._flowing()
+                while True:
+                    try:
+                        await asyncio.to_thread(client.update_weights_from_disk, str(MODEL), f"{number}", "keep")
+                    except Unavailable:  # somebody who was killed is on the way
+                        await asyncio.sleep(POLL_S)
+                    else:
+                        break
+                self.num_renewed += 1
 
     async def kill_workers(self) -> None:
         """One after the other, so that nothing that runs is spared."""

@@ -12,7 +12,7 @@ from typing import Any
 from quire import bundled
 from quire.requests import Options
 from tests.matrix.asking import PLAIN
-from tests.matrix.disturbance import FETCHED, GENERATED, Disturbance
+from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, Disturbance
 
 EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
 SMALL_STEP = 40  # tokens; prompts are longer
@@ -29,6 +29,13 @@ def _counted(name: str) -> Happened:
     async def happened(disturbance: Disturbance) -> bool:
         counted = [*(await disturbance.schedulers()).values(), await disturbance.frontend()]
         return any(totals[name] > 0 for totals in counted)
+
+    return happened
+
+
+def _done(name: str) -> Happened:
+    async def happened(disturbance: Disturbance) -> bool:
+        return bool(getattr(disturbance, name))
 
     return happened
 
@@ -86,6 +93,15 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "speculation": Surrounding(
         {"speculative_config": json.dumps(SPECULATION)}, happened=_counted("vllm:spec_decode_num_accepted_tokens_total")
     ),
+    "an adapter beside": Surrounding(
+        {"lora": {ADAPTER: str(bundled.ADAPTERS / ADAPTER)}},
+        disturb=Disturbance.ask_adapter,
+        happened=_done("num_adapted"),
+    ),
+    "vectors beside": Surrounding(disturb=Disturbance.embed, happened=_done("num_embedded")),
+    "weights that are renewed": Surrounding(
+        {"weights_folders": [str(MODEL)]}, disturb=Disturbance.renew_weights, happened=_done("num_renewed")
+    ),
     "steps in flight": Surrounding(scheduler={"max_steps_in_flight": 4}),
     "priorities": Surrounding(
         scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
@@ -94,6 +110,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
 APART = {
     frozenset(pair)
     for pair in (
+        ("an adapter beside", "weights that are renewed"),  # which workers with adapters refuse
         ("host memory", "speculation"),  # a drafter with KV of its own keeps it on the device
         ("prefill apart from decode", "speculation"),
         ("prefill apart from decode", "preemption"),  # who decodes has no room for what comes

@@ -19,6 +19,7 @@ from quire.cluster import Cluster
 from quire.outputs import collect
 from quire.requests import Options
 from shared.errors import QuireError
+from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question, result_of
 from tests.matrix.features import REQUESTS
 
@@ -67,6 +68,32 @@ async def test_a_stream_adds_up_to_the_whole(
     answers = await asyncio.gather(*map(read, questions.values()))
     await client.close()
     for name, answer in zip(questions, answers, strict=True):
+        assert_same(answer, whole[name], name)
+
+
+async def test_a_stream_that_is_taken_up_again_adds_up_to_the_whole(
+    cluster: Cluster, questions: dict[str, Question], whole: dict[str, Answer]
+) -> None:
+    """Behind its second message, by whoever knows its id; beams, whose results come at their end, are refused."""
+    client = AsyncClient(cluster.grpc_address)
+
+    async def read(name: str, asked: Question) -> Answer:
+        options = Options(request_id=f"taken-up-{name}", resumable=True)
+        begun = client.messages(asked.prompt, asked.params, options)
+        try:
+            before = [await anext(begun), await anext(begun)]
+        except StopAsyncIteration:  # which had one
+            before = []
+        except QuireError as error:
+            return error
+        await begun.aclose()
+        call = client._inference.Attach(pb.AttachRequest(request_id=options.request_id, offset=len(before)))
+        return collect([*before, *[message.generate async for message in call]], asked.prompt)
+
+    answers = dict(zip(questions, await asyncio.gather(*map(read, questions, questions.values())), strict=True))
+    await client.close()
+    assert "beam_search" in str(answers.pop("beams"))
+    for name, answer in answers.items():
         assert_same(answer, whole[name], name)
 
 

@@ -76,7 +76,7 @@ class ThroughRedis:
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else OnlyHere()
         terms = Terms(settings.stream_retention_s, settings.limits_of_streams)
-        return Streams(generator, calls, store, terms=terms, metrics=self._metrics)
+        return Streams(generator, calls, store, terms=terms, metrics=self._metrics.streams)
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run as long as the frontend runs."""

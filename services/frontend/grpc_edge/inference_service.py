@@ -7,9 +7,10 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge import pooled, requests, responses
 from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.resumable import CHAT, GENERATE, Messages, Resumable, ToMessage
+from services.frontend.grpc_edge.resumable import Messages, Resumable, ToMessage
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.request.request import Request
+from services.frontend.streams.forms import CHAT, GENERATE
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.inference.v1 import inference_pb2 as pb

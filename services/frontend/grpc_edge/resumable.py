@@ -12,10 +12,13 @@ from services.frontend.grpc_edge import requests, responses
 from services.frontend.grpc_edge.errors import Context
 from services.frontend.grpc_edge.requests import Arrival
 from services.frontend.request.request import Request
+from services.frontend.streams import forms
+from services.frontend.streams.forms import CHAT, GENERATE
+from services.frontend.streams.made import Remade, Remake
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Remade, Remake, Streams
+from services.frontend.streams.streams import Streams
 from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import FailedPrecondition, QuireError
+from shared.errors import QuireError
 from shared.pb.frontend.v1 import stream_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -27,15 +30,13 @@ class Kind(NamedTuple):
     """A method whose streams are kept."""
 
     asked: type[Asked]
-    response: type[responses.Response]
     to_request: Callable[..., Request]
     to_message: ToMessage
 
 
-GENERATE, CHAT = "generate", "chat"
 KINDS: dict[str, Kind] = {
-    GENERATE: Kind(pb.GenerateRequest, pb.GenerateResponse, requests.generate_request, responses.generate_response),
-    CHAT: Kind(pb.ChatRequest, pb.ChatResponse, requests.chat_request, responses.chat_response),
+    GENERATE: Kind(pb.GenerateRequest, requests.generate_request, responses.generate_response),
+    CHAT: Kind(pb.ChatRequest, requests.chat_request, responses.chat_response),
 }
 
 
@@ -87,41 +88,26 @@ class Resumable:
         kept = stream_pb2.KeptRequest(kind=kind, body=asked.SerializeToString(), retention_ms=round(1000 * retention_s))
         writer = Messages(request.request_id, KINDS[kind].to_message)
         stream = await self._streams.begin(kept, request, writer, call)
-        await self._write(stream, 0, context, lambda response: response)
+        await self._write(stream, 0, context, lambda message: getattr(message, kind))
 
     async def attach(self, asked: pb.AttachRequest, arrival: Arrival, call: Call, context: Context) -> None:
         stream = await self._streams.attach(_tenant(asked.tenant, arrival, call), asked.request_id)
-        if stream.kind not in KINDS:
-            raise FailedPrecondition(
-                f"request_id: {asked.request_id!r} was begun over HTTP: GET /v1/streams/{asked.request_id} has it",
-                field="request_id",
-            )
-        await self._write(stream, asked.offset, context, _attached)
+        await self._write(stream, asked.offset, context, lambda message: message)
 
     async def _write(
         self,
         stream: Stream,
         offset: int,
         context: Context,
-        wrap: Callable[[responses.Response], responses.Response | pb.AttachResponse],
+        wrap: Callable[[pb.AttachResponse], responses.Response | pb.AttachResponse],
     ) -> None:
-        kind = KINDS[stream.kind].response
         with self._streams.reading(stream):
             async for piece in stream.read(offset):
-                response = kind.FromString(piece.message)
-                if piece.offset is not None:
-                    response.offset = piece.offset
-                await context.write(wrap(response))
+                await context.write(wrap(forms.attached(stream, piece)))
 
     async def cancel(self, asked: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
         await self._streams.cancel(_tenant(asked.tenant, arrival, call), asked.request_id)
         return pb.CancelResponse()
-
-
-def _attached(response: responses.Response) -> pb.AttachResponse:
-    if isinstance(response, pb.ChatResponse):
-        return pb.AttachResponse(chat=response)
-    return pb.AttachResponse(generate=response)
 
 
 def _tenant(said: str, arrival: Arrival, call: Call) -> str:

@@ -1,16 +1,19 @@
-"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up again."""
+"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up; or only that it has begun."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
+import orjson
 from starlette.types import Send
 
 from services.frontend.calls.calls import Call
 from services.frontend.generation.delta import Delta
 from services.frontend.generation.generation import Generation
 from services.frontend.http.answer import EVENTS, Format, Words, WorkingResponse
-from services.frontend.streams.stream import Piece, Stream
+from services.frontend.streams import forms
+from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Streams
 from shared.errors import QuireError
 
@@ -39,6 +42,25 @@ def _split(events: bytes) -> list[bytes]:
     return [event + END for event in events.split(END) if event]
 
 
+class BegunAnswer(WorkingResponse):
+    """Says that it has begun, in one piece, and is done: it goes on by itself."""
+
+    def __init__(
+        self, begin: Callable[[Call], Awaitable[Stream]], said: Mapping[str, Any], words: Words, form_field: str
+    ) -> None:
+        """`begin` raises QuireError."""
+        super().__init__("application/json", words, form_field)
+        self._begin = begin
+        self._said = said
+
+    async def work(self, call: Call, send: Send) -> None:
+        await self._begin(call)
+        body = orjson.dumps(self._said)
+        self.headers["content-length"] = str(len(body))
+        await self._open(send)
+        await send({"type": "http.response.body", "body": body})
+
+
 class KeptAnswer(WorkingResponse):
     """Reads it from an offset on; the client may leave and come back."""
 
@@ -57,13 +79,9 @@ class KeptAnswer(WorkingResponse):
             async for piece in stream.read(self._offset):
                 if not self._is_open:
                     await self._open(send)
-                await send({"type": "http.response.body", "body": _numbered(piece), "more_body": True})
+                await send({"type": "http.response.body", "body": forms.event(stream, piece), "more_body": True})
         if self._is_open:
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "http.response.start", "status": NO_CONTENT, "headers": []})
             await send({"type": "http.response.body", "body": b""})
-
-
-def _numbered(piece: Piece) -> bytes:
-    return piece.message if piece.offset is None else b"id: %d\n%b" % (piece.offset, piece.message)

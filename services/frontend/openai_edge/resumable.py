@@ -18,9 +18,10 @@ from services.frontend.http.headers import TIMEOUT, CallHeaders
 from services.frontend.http.kept_answer import Events, KeptAnswer
 from services.frontend.openai_edge.answers.chunks import ErrorEvents
 from services.frontend.request.request import Request as GeneratorRequest
+from services.frontend.streams.made import Remade
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Remade, Streams
-from shared.errors import FailedPrecondition, InvalidArgument
+from services.frontend.streams.streams import Streams
+from shared.errors import InvalidArgument, NotFound
 from shared.pb.frontend.v1 import stream_pb2
 
 STREAMS = "/v1/streams/{request_id}"
@@ -41,12 +42,18 @@ Again = Callable[[bytes, CallHeaders, int], Worded]
 """From the body, its headers, and when it came (seconds since 1970)."""
 
 
+class Beginning(NamedTuple):
+    """A stream that begins with its answer."""
+
+    begin: Callable[[Call], Awaitable[Stream]]
+    worded: Worded
+
+
 class Resumable:
     """Of one frontend. A stream's kind is the path of the call that began it."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._kinds: set[str] = set()
         self.router = APIRouter(tags=["streams"])
         self.router.add_api_route(
             STREAMS, self.attach, methods=["GET"], response_class=Response, responses=NOTHING_MORE
@@ -61,13 +68,26 @@ class Resumable:
             found = again(kept.body, sent, kept.created_unix_s)
             return Remade(found.request, Events(found.format))
 
-        self._kinds.add(kind)
         self._streams.offer({kind: remake})
 
     def answer(
         self, kind: str, body: BaseModel, sent: CallHeaders, again: Again, asked_s: float | None = None
     ) -> Response:
         """`asked_s`: its retention, if the body says one. Raises QuireError."""
+        begin, (request, answer_format) = self.beginning(kind, body, sent, again, asked_s)
+        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+
+    def beginning(
+        self,
+        kind: str,
+        body: BaseModel,
+        sent: CallHeaders,
+        again: Again,
+        asked_s: float | None = None,
+        *,
+        runs_unread: bool = False,
+    ) -> Beginning:
+        """`runs_unread`: to its end, though nobody reads it. Raises QuireError."""
         retention_s = self._streams.terms.agreed_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
@@ -76,36 +96,44 @@ class Resumable:
             )
         written = body.model_dump_json(exclude_unset=True, fallback=list).encode()
         created_unix_s = int(time.time())
-        request, answer_format = again(written, sent, created_unix_s)
+        worded = again(written, sent, created_unix_s)
         kept = stream_pb2.KeptRequest(
-            kind=kind, body=written, retention_ms=round(1000 * retention_s), created_unix_s=created_unix_s
+            kind=kind,
+            body=written,
+            retention_ms=round(1000 * retention_s),
+            created_unix_s=created_unix_s,
+            runs_unread=runs_unread,
         )
 
         async def begin(call: Call) -> Stream:
-            return await self._streams.begin(kept, request, Events(answer_format), call)
+            return await self._streams.begin(kept, worded.request, Events(worded.format), call)
 
-        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+        return Beginning(begin, worded)
 
     async def attach(self, request_id: str, http: Request, starting_after: int = Query(-1, ge=-1)) -> Response:
         """What a stream has told behind an event, or from its beginning, and what comes."""
         return self.resumed(request_id, http, _offset(http, starting_after))
 
-    def resumed(self, request_id: str, http: Request, offset: int) -> Response:
-        return KeptAnswer(self._streams, self._finder(request_id, http), offset, ErrorEvents(), "")
+    def resumed(self, request_id: str, http: Request, offset: int, kind: str = "") -> Response:
+        """`kind`: that it has to be of; empty: any."""
 
-    def _finder(self, request_id: str, http: Request) -> Callable[[Call], Awaitable[Stream]]:
         async def find(_: Call) -> Stream:
             stream = await self._streams.attach(headers.tenant(http), request_id)
-            if stream.kind not in self._kinds:
-                text = f"request_id: {request_id!r} was begun over gRPC: InferenceService.Attach has it"
-                raise FailedPrecondition(text, field="request_id")
+            if kind and stream.kind != kind:
+                raise NotFound(f"request_id: {request_id!r} was begun at {stream.kind}", field="request_id")
             return stream
 
-        return find
+        return KeptAnswer(self._streams, find, offset, ErrorEvents(), "")
 
-    async def told(self, request_id: str, http: Request) -> list[bytes]:
-        """What a stream has said so far. Raises NotFound."""
-        return await self._streams.told(await self._streams.attach(headers.tenant(http), request_id))
+    async def newest(self, request_id: str, tenant: str) -> Stream:
+        """A stream with all that it has said so far. Raises NotFound."""
+        stream = await self._streams.find(tenant, request_id)
+        await self._streams.bring_up_to_date(stream)
+        return stream
+
+    async def delete(self, stream: Stream) -> None:
+        """One that has ended. Raises FailedPrecondition."""
+        await self._streams.delete(stream)
 
     async def cancel(self, request_id: str, http: Request) -> dict[str, Any]:
         """Ends a stream."""

@@ -19,7 +19,7 @@ from services.frontend.streams.terms import Terms, exists
 from services.frontend.streams.told import as_told, delta_of, told
 from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
 from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
+from shared.metrics.streams import StreamMetrics
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED
 from shared.pb.frontend.v1 import stream_pb2 as pb
 
@@ -48,7 +48,7 @@ class Deposed(Exception):
 class Maker:
     """Of one stream, for as long as it is made here."""
 
-    def __init__(self, stream: Stream, store: Store, terms: Terms, metrics: FrontendMetrics, owner: str) -> None:
+    def __init__(self, stream: Stream, store: Store, terms: Terms, metrics: StreamMetrics, owner: str) -> None:
         """`owner`: unique for each time that somebody begins."""
         self._stream = stream
         self._store = store
@@ -60,6 +60,8 @@ class Maker:
         self._generation: Generation | None = None
         self._is_away = False
         self._is_cancelled = False
+        self._reason = "cancelled"  # why, where it is
+        self.ending = "finished"  # as metrics call it
         self.begun = asyncio.Event()
         self.has_lease = False
         self.is_read_elsewhere = False
@@ -144,6 +146,7 @@ class Maker:
         except Aborted:
             if not self._is_cancelled:
                 raise
+            self.ending = self._reason
             deltas = [Delta(sample, [], "", [], Finish(FINISH_REASON_CANCELLED)) for sample in generation.unended]
             await self._tell(deltas, writer.messages(deltas, generation))
         last = map(_message, writer.last(generation))
@@ -216,7 +219,7 @@ class Maker:
 
     def _tell_away(self, reason: str) -> None:
         if not self._is_away:
-            self._metrics.streams_unkept.inc()
+            self._metrics.unkept.inc()
             log.warning("a stream goes on without being kept", request=self._stream.key.request_id, reason=reason)
         self._is_away = True
 
@@ -225,9 +228,10 @@ class Maker:
             log.info("a stream is kept again", request=self._stream.key.request_id)
         self._is_away = False
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str = "cancelled") -> None:
         """It ends with what it has told."""
         self._is_cancelled = True
+        self._reason = reason
         self.end_if_cancelled()
 
     def end_if_cancelled(self) -> None:

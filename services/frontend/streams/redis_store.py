@@ -126,6 +126,13 @@ class RedisStore:
         await _answered(self._redis.set(self._key(key, "cancel"), 1, px=left_ms))
         return True
 
+    async def delete(self, key: Key) -> None:
+        names = ("request", "log", "lease", "cancel", "read")
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.unlink(*(self._key(key, name) for name in names))
+        pipeline.zrem(self._index(key), key.request_id)
+        await _answered(pipeline.execute())
+
     async def close(self) -> None:
         await self._redis.aclose()
 

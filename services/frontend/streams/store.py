@@ -74,6 +74,9 @@ class Store(Protocol):
     async def cancel(self, key: Key) -> bool:
         """Whoever makes it will hear of it. False where there is none such."""
 
+    async def delete(self, key: Key) -> None:
+        """Of one that has ended, nothing stays."""
+
     async def close(self) -> None:
         """Nothing more is asked."""
 
@@ -107,6 +110,9 @@ class OnlyHere:
 
     async def cancel(self, key: Key) -> bool:
         return False
+
+    async def delete(self, key: Key) -> None:
+        """Whoever has the streams forgets it."""
 
     async def close(self) -> None:
         """There is nothing to close."""

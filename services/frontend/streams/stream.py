@@ -10,6 +10,8 @@ from services.frontend.streams.store import Key
 from shared.errors import QuireError, from_proto
 from shared.pb.frontend.v1 import stream_pb2 as pb
 
+PIECES_AT_ONCE = 64  # that one reader gets before others have their turn
+
 
 class Piece(NamedTuple):
     """A message of a stream, and its place in it; None: it is kept nowhere, and cannot be had again."""
@@ -45,6 +47,18 @@ class Stream:
     @property
     def num_messages(self) -> int:
         return len(self.entries) - (bool(self.entries) and self.entries[-1].HasField("end"))
+
+    @property
+    def error(self) -> QuireError | None:
+        """That it has ended with, without a message that says so."""
+        last = self.entries[self.num_shown - 1] if self.num_shown else None
+        return from_proto(last.end.error) if last is not None and last.end.HasField("error") else None
+
+    @property
+    def last_message(self) -> bytes | None:
+        """That readers may have."""
+        place = self.num_shown - 1 - self.has_ended
+        return self.entries[place].message if place >= 0 else None
 
     def add(self, entries: Iterable[pb.KeptMessage]) -> None:
         """Not to be seen yet."""
@@ -90,6 +104,8 @@ class Stream:
                     return
                 yield Piece(place if place < self.num_kept else None, entry.message)
                 place += 1
+                if (place - offset) % PIECES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             if self.loss is not None:
                 raise self.loss
             if self.has_ended:  # before `offset`

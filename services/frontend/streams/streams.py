@@ -9,20 +9,20 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from services.frontend.access.access import Caller
 from services.frontend.calls.calls import Call, Calls
-from services.frontend.generation.delta import Delta
-from services.frontend.generation.generation import Generation
 from services.frontend.generation.generator import Generator
 from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
+from services.frontend.streams.made import Made, NoWords, Remake
 from services.frontend.streams.maker import Deposed, Maker, Writer
 from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import Terms, away, check, exists, not_found
+from services.frontend.streams.terms import Terms, away, check, exists, not_found, refusal_reason
 from shared.errors import (
+    FailedPrecondition,
     Internal,
     PermissionDenied,
     QuireError,
@@ -31,7 +31,7 @@ from shared.errors import (
     transport,
 )
 from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
+from shared.metrics.streams import StreamMetrics
 from shared.pb.frontend.v1 import stream_pb2 as pb
 from shared.process.supervision import Tasks, restarted
 
@@ -43,23 +43,7 @@ UNREAD_S = 10.0  # after which what others make is forgotten here
 PASSING = (Unavailable, ResourceExhausted)
 
 
-class Remade(NamedTuple):
-    """A kept request, as its edge reads it again."""
-
-    request: Request
-    writer: Writer
-
-
-class Made(NamedTuple):
-    """A stream that is made here, and who makes it."""
-
-    stream: Stream
-    maker: Maker
-    writer: Writer
-
-
 Result = TypeVar("Result")
-Remake = Callable[[pb.KeptRequest], Remade]
 
 
 class Streams:
@@ -72,7 +56,7 @@ class Streams:
         store: Store,
         *,
         terms: Terms,
-        metrics: FrontendMetrics,
+        metrics: StreamMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._generator = generator
@@ -87,7 +71,10 @@ class Streams:
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._tasks = Tasks()
         self.following = Following(store, self._wanted, lose=self._lose, go_on=self._take_over)
-        metrics.streams.set_function(lambda: len(self._found))
+        metrics.known.set_function(lambda: len(self._found))
+        metrics.made.set_function(lambda: len(self._running))
+        metrics.num_bytes.set_function(lambda: sum(stream.num_bytes for stream in list(self._found.values())))
+        metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self._found.values())))
 
     def offer(self, remakes: Mapping[str, Remake]) -> None:
         """Kinds of requests that can be gone on with here."""
@@ -96,6 +83,10 @@ class Streams:
     async def begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
         """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
         should hear instead. `kept`: kind, body and retention; the rest is the request's."""
+        with self._counting_refusals():
+            return await self._begin(kept, request, writer, call)
+
+    async def _begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
         check(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
@@ -110,7 +101,17 @@ class Streams:
         await made.maker.begun.wait()
         if task.done():
             task.result()
+        self._metrics.begun.inc()
         return stream
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except QuireError as error:
+            if (reason := refusal_reason(error)) is not None:
+                self._metrics.refused[reason].inc()
+            raise
 
     def _check_room(self, key: Key) -> None:
         if key in self._made or (key in self._found and not self._store.is_shared):
@@ -147,6 +148,7 @@ class Streams:
             try:
                 call.lease.take(1, 0)
                 await made.maker.run(self._generator, call, request, made.writer, is_new=outer is not None)
+                self._metrics.ended["failed" if call.error is not None else made.maker.ending].inc()
                 call.status = "OK" if call.error is None else transport(call.error).grpc_code.name
             except Deposed:
                 self._deposed(made)
@@ -165,11 +167,14 @@ class Streams:
     async def _refused(self, made: Made, error: QuireError, *, is_new: bool) -> None:
         """It does not begin, or what another frontend began cannot go on here: at all, or now."""
         if is_new or isinstance(error, PASSING):
+            if not is_new:
+                self._metrics.ended["elsewhere"].inc()
             await made.maker.leave()
             self._lose(made.stream, error)
             return
         try:
             await made.maker.fail(error, made.writer)
+            self._metrics.ended["failed"].inc()
         except Deposed:
             self._deposed(made)
 
@@ -177,7 +182,8 @@ class Streams:
         """It goes on elsewhere: its readers go on with what is kept there, unless they have read on."""
         stream = made.stream
         log.warning("another frontend goes on with a stream", request=stream.key.request_id)
-        self._made.pop(stream.key, None)
+        if self._made.pop(stream.key, None) is not None:
+            self._metrics.ended["elsewhere"].inc()
         if stream.num_shown > stream.num_kept:
             again = f"the stream goes on elsewhere: attach again from offset {stream.num_kept} on"
             self._lose(stream, Unavailable(again, retry_after_ms=1))
@@ -191,18 +197,29 @@ class Streams:
             self._made.pop(stream.key, None)
 
     async def attach(self, tenant: str, request_id: str) -> Stream:
+        """To be read from some message on. Raises as find() does."""
+        with self._counting_refusals():
+            stream = await self.find(tenant, request_id)
+        self._metrics.attaches.inc()
+        return stream
+
+    async def find(self, tenant: str, request_id: str) -> Stream:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
-        if key not in self._found:
+        if key not in self._found or self._may_be_deleted(self._found[key]):
             self.terms.check_memory("request_id", self._found.values())
             kept = await self._asked(self._store.request(key))
             if kept is None:
+                self._found.pop(key, None)
                 raise not_found(key, is_shared=self._store.is_shared)
             if key not in self._found:
                 self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
-        self._metrics.stream_attaches.inc()
         return self._found[key]
+
+    def _may_be_deleted(self, stream: Stream) -> bool:
+        """By another frontend."""
+        return self._store.is_shared and stream.has_ended and stream.key not in self._made
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
@@ -212,6 +229,13 @@ class Streams:
             self._made[key].maker.cancel()
         elif not await self._asked(self._store.cancel(key)):
             raise not_found(key, is_shared=self._store.is_shared)
+
+    async def delete(self, stream: Stream) -> None:
+        """What has ended. Raises Unavailable; FailedPrecondition while it is under way."""
+        if not stream.has_ended:
+            raise FailedPrecondition(f"{stream.key.request_id!r} is under way: cancel it first", field="request_id")
+        await self._asked(self._store.delete(stream.key))
+        self._forget(stream)
 
     @staticmethod
     async def _asked(question: Awaitable[Result]) -> Result:
@@ -243,18 +267,18 @@ class Streams:
 
     def _take_over(self, stream: Stream, owner: str) -> None:
         """Nobody else makes it any more."""
-        self._metrics.stream_takeovers.inc()
+        self._metrics.takeovers.inc()
         made = self._new_maker(stream, NoWords(), owner)
         key_name = stream.request.key_name
         self._start(made, self._go_on(made, self._calls.access.named(key_name) if key_name else None))
 
-    async def told(self, stream: Stream) -> list[bytes]:
-        """Its messages so far."""
-        while self._is_followed(stream) and await self.following.look([stream]):
-            pass
+    async def bring_up_to_date(self, stream: Stream) -> None:
+        """A look counts as a reader, here as elsewhere; where nobody makes it any more, it is gone on with."""
+        with self.reading(stream):
+            while self._is_followed(stream) and await self.following.look([stream]):
+                pass
         if stream.loss is not None:
             raise stream.loss
-        return [entry.message for entry in stream.entries[: stream.num_shown] if not entry.HasField("end")]
 
     async def _go_on(self, made: Made, caller: Caller | None) -> None:
         kept = made.stream.request
@@ -303,8 +327,8 @@ class Streams:
         quiet_s = now - stream.quiet_since_s
         is_over = quiet_s >= stream.request.retention_ms / 1000
         if stream.key in self._running:
-            if is_over and made is not None:
-                made.maker.cancel()
+            if is_over and made is not None and not stream.request.runs_unread:
+                made.maker.cancel("unread")
         elif made is None:
             if quiet_s >= UNREAD_S:
                 self._forget(stream)
@@ -322,19 +346,6 @@ class Streams:
         await self._tasks.close()
         await asyncio.gather(*(made.maker.leave() for made in self._made.values() if made.maker.has_to_renew))
         await self._store.close()
-
-
-class NoWords:
-    """A Writer of a stream that was taken over, until its edge has read its request."""
-
-    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
-        return []
-
-    def last(self, generation: Generation) -> list[bytes]:
-        return []
-
-    def failure(self, error: QuireError) -> list[bytes]:
-        return []
 
 
 def _tenant(caller: Caller | None, said: str) -> str:

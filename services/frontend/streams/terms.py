@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.frontend.request.request import Request
 from services.frontend.streams.store import Key
 from services.frontend.streams.stream import Stream
-from shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unimplemented
+from shared.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    QuireError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
 from shared.settings.stream_limits import StreamLimits
 
 RETRY_MS = 1000
+FIELDS = ("resumable", "request_id")  # that errors about streams name
+REASONS: Mapping[type[QuireError], str] = {
+    ResourceExhausted: "full",
+    FailedPrecondition: "taken",
+    NotFound: "not_found",
+    Unavailable: "redis_away",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +97,10 @@ def not_found(key: Key, *, is_shared: bool) -> NotFound:
 
 
 def away() -> Unavailable:
-    return Unavailable("Redis is away, where streams are kept: attach again later", retry_after_ms=RETRY_MS)
+    text = "Redis is away, where streams are kept: attach again later"
+    return Unavailable(text, field="request_id", retry_after_ms=RETRY_MS)
+
+
+def refusal_reason(error: QuireError) -> str | None:
+    """As metrics call it; None where it is about anything else than streams."""
+    return REASONS.get(type(error)) if error.field in FIELDS else None

@@ -54,10 +54,13 @@ def test_pairs_are_scored_as_transformers_does(reranker: tuple[Cluster, transfor
     url = f"http://{cluster.http_address}"
     with LLM(address=cluster.grpc_address) as llm:
         assert llm.score(QUERY, DOCUMENTS) == pytest.approx(wanted, abs=1e-4)
+        found_best = llm.rerank(QUERY, DOCUMENTS, top_n=2)
         (found,) = llm.classify(DOCUMENTS[1])
     ranked = httpx.post(f"{url}/rerank", json={"query": QUERY, "documents": DOCUMENTS}).json()
     order = sorted(range(len(wanted)), key=lambda index: -wanted[index])
     assert [entry["index"] for entry in ranked["results"]] == order
+    assert [one.index for one in found_best] == order[:2]
+    assert [one.score for one in found_best] == pytest.approx([wanted[index] for index in order[:2]], abs=1e-4)
     assert (found.label, len(found.probs)) == ("LABEL_0", 1)
 
 

@@ -3,6 +3,7 @@ computation."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire import LLM
+from quire import LLM, AsyncClient
 from quire.cluster import Cluster, ClusterOptions
+from quire.outputs import Ranked
 from tests.e2e.encoders import encoder_folder
 
 SIZE = 16  # of a token's vector
@@ -95,6 +97,11 @@ def expected(served: Served) -> list[float]:
     return [float((query @ vectors(served, one, is_query=False).T).max(1).values.sum()) for one in DOCUMENTS]
 
 
+async def ranked_by(address: str) -> list[Ranked]:
+    async with AsyncClient(address) as client:
+        return await client.rerank(QUERY, DOCUMENTS, top_n=2)
+
+
 def test_scores_are_sums_of_best_matches(served: Served) -> None:
     at = f"http://{served.cluster.http_address}"
     wanted = expected(served)
@@ -103,9 +110,12 @@ def test_scores_are_sums_of_best_matches(served: Served) -> None:
     ranked = httpx.post(f"{at}/v2/rerank", json={"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).json()
     with LLM(address=served.cluster.grpc_address) as llm:
         assert llm.score(QUERY, DOCUMENTS) == pytest.approx(wanted, abs=1e-4)
+        found = asyncio.run(ranked_by(served.cluster.grpc_address))
     assert [one["score"] for one in scored["data"]] == pytest.approx(wanted, abs=1e-4)
     best = sorted(range(len(wanted)), key=lambda index: -wanted[index])[:2]
     assert [one["index"] for one in ranked["results"]] == best
+    assert [one.index for one in found] == best
+    assert [one.score for one in found] == pytest.approx([wanted[index] for index in best], abs=1e-4)
 
 
 def test_vectors_of_tokens_by_the_part_that_a_text_plays(served: Served) -> None:

@@ -22,6 +22,7 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import StructuredOutput
+from shared.errors import NotFound
 from tests.deploy.paths import GRAFANA
 
 PROMETHEUS = shutil.which("prometheus")
@@ -89,10 +90,15 @@ def make_load(cluster: Cluster, client: Client) -> None:
     client.generate("A word: ", constrained)
     with contextlib.closing(client.stream("Once", LONG)) as stream:  # which ends before its tokens do
         next(stream)
+    background = {"input": "Once", "background": True, "max_output_tokens": 20}
+    response = httpx.post(f"{http}/v1/responses", json=background).json()
+    httpx.get(f"{http}/v1/responses/{response['id']}")
+    with contextlib.suppress(NotFound):
+        next(client.attach("nobody began it"))
     streams = [client.stream(f"{number} " * 40, LONG) for number in range(6)]
     for stream in streams:
         next(stream)
-    victim = [process for process in cluster.processes if process.spec.role == "worker"][-1]
+    victim = cluster.process("worker-1")
     if victim.ready.is_set() and victim.running:
         victim.signal(signal.SIGKILL)
     assert all(list(stream) for stream in streams)
@@ -102,19 +108,21 @@ def make_load(cluster: Cluster, client: Client) -> None:
 def test_panels_have_data_under_load(tmp_path: Path) -> None:
     targets = tmp_path / "targets.json"
     drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
-    worker = {"num_blocks": 300, "kv_offloading_size": 0.01, "speculative_config": drafts}
+    disk = {"kv_offloading_disk": str(tmp_path / "disk"), "kv_offloading_disk_size": 0.05}
+    worker = {"num_blocks": 300, "kv_offloading_size": 0.01, "speculative_config": drafts, **disk}
+    scheduler = {"kv_handover": "always", "placement": "round_robin"}
     options = ClusterOptions(
         http_port=0,
         grpc_port=0,
-        workers=2,
+        workers=3,  # one of the schedulers has two, which fetch from each other
         schedulers=2,
-        settings={"worker": worker},
+        settings={"worker": worker, "scheduler": scheduler},
         metrics_targets_file=str(targets),
     )
     with Cluster(options) as cluster, watching(tmp_path, targets) as prometheus, Client(cluster.grpc_address) as client:
         missing, deadline = panels(), time.monotonic() + PATIENCE_S
         while missing:
-            assert time.monotonic() < deadline, list(missing)
+            assert time.monotonic() < deadline, "; ".join(missing)
             make_load(cluster, client)
             missing = {
                 title: asked for title, asked in missing.items() if not any(has_data(prometheus, q) for q in asked)

@@ -58,7 +58,7 @@ DASHBOARDS = (
         "quire-request",
         "Quire: a request's time",
         "Which part of a request is slow, hop by hop.",
-        ("Where a request's time goes", "Until a token is back", "Frontends"),
+        ("Where a request's time goes", "Until a token is back", "Frontends", "Resumable streams"),
     ),
     Dashboard(
         "quire-scheduler",

@@ -69,6 +69,46 @@ ROWS: dict[str, list[Panel]] = {
             text="Of workers to a scheduler.",
         ),
     ],
+    "Resumable streams": [
+        curves(
+            "Streams",
+            [
+                Query("sum(quire_frontend_streams_made)", "made"),
+                Query("sum(quire_frontend_streams)", "made, kept or followed"),
+                Query("sum(quire_frontend_stream_readers)", "readers"),
+            ],
+            text="That go on without their client, responses in the background among them, and who reads them.",
+        ),
+        curves(
+            "Streams begun and taken up",
+            [
+                Query("sum(rate(quire_frontend_streams_begun_total[$__rate_interval]))", "begun"),
+                Query("sum(rate(quire_frontend_stream_attaches_total[$__rate_interval]))", "taken up again"),
+                Query("sum(rate(quire_frontend_stream_takeovers_total[$__rate_interval]))", "gone on with elsewhere"),
+                Query("sum(rate(quire_frontend_streams_unkept_total[$__rate_interval]))", "not kept by Redis"),
+            ],
+            text="A second. Gone on with elsewhere: the frontend that made it was gone.",
+            unit="reqps",
+        ),
+        curves(
+            "Streams ended",
+            [Query("sum by (reason) (rate(quire_frontend_streams_ended_total[$__rate_interval]))", "{{reason}}")],
+            text="A second. Unread: nobody came within the retention. Elsewhere: another frontend goes on with it.",
+            unit="reqps",
+        ),
+        curves(
+            "Streams refused",
+            [Query("sum by (reason) (rate(quire_frontend_streams_refused_total[$__rate_interval]))", "{{reason}}")],
+            text="A second. Full: stream_limits. Not found: another tenant's, or its time is over.",
+            unit="reqps",
+        ),
+        curves(
+            "Memory of streams",
+            [Query("quire_frontend_stream_bytes", "{{instance}}")],
+            text="Of each frontend; stream_limits has frontend_bytes for it.",
+            unit="bytes",
+        ),
+    ],
     "Frontends": [
         curves(
             "Event loop delay",

@@ -54,7 +54,8 @@ class ResponsesBody(PlainFields):
     store: bool | None = None
     stream: bool | None = None
     background: bool = Field(
-        False, description="with stream: go on without the client; GET /v1/responses/{id}?stream=true takes it up again"
+        False,
+        description="go on without the client: GET /v1/responses/{id} tells how far it is, or ?stream=true its events",
     )
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -99,8 +100,8 @@ class ResponsesBody(PlainFields):
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
-        if self.background and not self.stream:
-            raise Unimplemented("background is not offered without stream=true", field="background")
+        if self.background and self.store is False:
+            raise InvalidArgument("background cannot go with store=false: its client comes back for it", field="store")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidArgument(
                 f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"

@@ -27,6 +27,7 @@ from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASO
 
 PREFIX = "resp_"
 DONE, CUT, OPEN, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
+QUEUED, FAILED = "queued", "failed"
 STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: CUT, FINISH_REASON_CANCELLED: CANCELLED}
 CUT_REASONS = frozenset(STATUSES)
 
@@ -56,6 +57,12 @@ def usage_object(usage: Usage) -> Json:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def failed(error: QuireError) -> Json:
+    """What a response says instead of its end."""
+    code = "rate_limit_exceeded" if transport(error).http_status == 429 else "server_error"
+    return {"status": FAILED, "error": {"code": code, "message": error.message}}
 
 
 class ResponseFormat:
@@ -109,10 +116,8 @@ class ResponseFormat:
         return b"".join(map(self._event, events))
 
     def error_events(self, error: QuireError) -> bytes:
-        code = "rate_limit_exceeded" if transport(error).http_status == 429 else "server_error"
-        failure = {"code": code, "message": error.message}
-        response = {**self._fields, "status": "failed", "error": failure, "output": self._items}
-        told: list[Event] = [("error", {**failure, "param": error.field or None})]
+        response = {**self._fields, **failed(error), "output": self._items}
+        told: list[Event] = [("error", {**response["error"], "param": error.field or None})]
         return b"".join(map(self._event, [*told, ("response.failed", {"response": response})]))
 
     def refusal(self, error: QuireError) -> Response:
@@ -124,8 +129,12 @@ class ResponseFormat:
         self._num_events += 1
         return f"event: {kind}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
 
+    def begun(self, status: str) -> Json:
+        """Before anything is written."""
+        return {**self._fields, "status": status, "output": []}
+
     def _about(self, kind: str) -> Event:
-        return f"response.{kind}", {"response": {**self._fields, "status": OPEN, "output": []}}
+        return f"response.{kind}", {"response": self.begun(OPEN)}
 
     def _read(self, delta: Delta) -> Iterator[Event]:
         logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []

@@ -59,7 +59,7 @@ def responses_request(
         cache_salt=body.cache_salt or "",
         kv_priority=body.kv_priority,
         truncate_prompt_tokens=prompt_limits.AS_FITS if body.truncation == "auto" else None,
-        final_only=not body.stream,
+        final_only=not (body.stream or body.background),
         parse_answer=True,
         tool_use=offer.use,
         form_field="text.format" if body.structured_outputs is None else "structured_outputs",

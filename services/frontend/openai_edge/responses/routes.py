@@ -17,16 +17,18 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
+from services.frontend.http.kept_answer import BegunAnswer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, Identity, ResponseFormat
+from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, QUEUED, Identity, ResponseFormat, failed
 from services.frontend.openai_edge.responses.format import PREFIX as ID
 from services.frontend.openai_edge.responses.requests import responses_request
-from services.frontend.openai_edge.responses.store import ResponseStore
+from services.frontend.openai_edge.responses.store import ResponseStore, Stored
 from services.frontend.openai_edge.responses.turns import Item, as_items
 from services.frontend.openai_edge.resumable import Resumable, Worded
 from services.frontend.request.request import Request as GeneratorRequest
+from services.frontend.streams.stream import Stream
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, NotFound, Unimplemented
 
@@ -78,13 +80,21 @@ class ResponseRoutes:
         """Goes on with a conversation."""
         body.refuse_unknown()
         inputs = as_items(body.input)
-        before = self._before(body, http)
+        before = await self._before(body, http)
         sent = replace(headers.read(http), tenant=_tenant(body, http))
         if body.background:
-            return self._resumable.answer(PREFIX, KeptBody(body=body, before=[*map(dict, before)]), sent, self._again)
+            return self._begin(KeptBody(body=body, before=[*map(dict, before)]), sent)
         request = responses_request(body, [*before, *inputs], sent, self._tokenizer)
         answer = self._format(body, before, request, sent.tenant, Identity())
         return Answer(self._generator, request, answer, stream=bool(body.stream))
+
+    def _begin(self, kept: KeptBody, sent: CallHeaders) -> Response:
+        """In the background."""
+        if kept.body.stream:
+            return self._resumable.answer(PREFIX, kept, sent, self._again)
+        begin, worded = self._resumable.beginning(PREFIX, kept, sent, self._again, runs_unread=True)
+        assert isinstance(worded.format, ResponseFormat)
+        return BegunAnswer(begin, worded.format.begun(QUEUED), worded.format, worded.request.form_field)
 
     def _again(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
         """In the background."""
@@ -113,16 +123,26 @@ class ResponseRoutes:
         """How many tokens the same call without /input_tokens would read."""
         body.refuse_unknown()
         entry = self._catalogue.entry(body.model)
-        conversation = [*self._before(body, http), *as_items(body.input)]
+        conversation = [*await self._before(body, http), *as_items(body.input)]
         (prompt,) = responses_request(body, conversation, headers.read(http), self._tokenizer).prompts
         token_ids = await self._processor.tokenize(prompt, entry.max_model_len)
         return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
 
-    def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
+    async def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """The conversation that this goes on."""
         if body.previous_response_id is None:
             return ()
-        return self._store.get(body.previous_response_id, _tenant(body, http), "previous_response_id").conversation
+        return (await self._find(body.previous_response_id, _tenant(body, http), "previous_response_id")).conversation
+
+    async def _find(self, response_id: str, tenant: str, field: str = "") -> Stored:
+        """What is stored here, or what the stream of one in the background has kept to its end. Raises NotFound."""
+        if self._store.find(response_id, tenant) is None:
+            stream = await self._kept(response_id, tenant)
+            if stream is not None and stream.has_ended:
+                response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
+                inputs = as_items(kept.body.input)
+                return Stored(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
+        return self._store.get(response_id, tenant, field)
 
     async def get(
         self, response_id: str, http: Request, stream: bool = False, starting_after: int = Query(-1, ge=-1)
@@ -133,27 +153,51 @@ class ResponseRoutes:
             raise Unimplemented("stream: a response that was not in the background comes in one piece", field="stream")
         request_id = response_id.removeprefix(ID)
         if stream:
-            return self._resumable.resumed(request_id, http, starting_after + 1)
+            return self._resumable.resumed(request_id, http, starting_after + 1, PREFIX)
         if found is not None:
             return Response(orjson.dumps(found.body), media_type="application/json")
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
         """As its stream has told it last. Raises NotFound."""
+        stream = await self._kept(response_id, headers.tenant(http))
+        return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._told(stream)
+
+    async def _kept(self, response_id: str, tenant: str) -> Stream | None:
+        """Its stream with all that it has said; None where none is kept."""
         try:
-            told = await self._resumable.told(response_id.removeprefix(ID), http)
-        except NotFound:
-            return self._store.get(response_id, headers.tenant(http)).body
-        events = (orjson.loads(event.rpartition(b"data: ")[2]) for event in reversed(told))
-        newest: dict[str, Any] = next(event["response"] for event in events if "response" in event)
-        return newest
+            stream = await self._resumable.newest(response_id.removeprefix(ID), tenant)
+        except (NotFound, Unimplemented):
+            return None
+        return stream if stream.kind == PREFIX else None
+
+    def _told(self, stream: Stream) -> dict[str, Any]:
+        """Only the first events and the last one have a response in them: those between are not looked at."""
+        told = stream.last_message
+        ended: dict[str, Any] = {} if told is None else orjson.loads(told.partition(b"\ndata: ")[2])
+        if "response" in ended and ended["response"]["status"] != OPEN:
+            newest: dict[str, Any] = ended["response"]
+            return newest
+        kept = stream.request
+        sent = CallHeaders(kept.request_id, kept.tenant, None, 0)
+        begun = self._again(kept.body, sent, kept.created_unix_s).format
+        assert isinstance(begun, ResponseFormat)
+        response = begun.begun(QUEUED if told is None else OPEN)
+        return response if stream.error is None else {**response, **failed(stream.error)}
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
-        self._store.delete(response_id, headers.tenant(http))
+        """What is stored, and of one in the background what is kept."""
+        tenant = headers.tenant(http)
+        found = self._store.find(response_id, tenant)
+        kept = await self._kept(response_id, tenant) if found is None or found.body["background"] else None
+        if kept is not None:
+            await self._resumable.delete(kept)
+        if found is not None or kept is None:
+            self._store.delete(response_id, tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def input_items(self, response_id: str, http: Request) -> dict[str, Any]:
-        items = list(self._store.get(response_id, headers.tenant(http)).inputs)
+        items = list((await self._find(response_id, headers.tenant(http))).inputs)
         return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
@@ -165,7 +209,7 @@ class ResponseRoutes:
             text = "Only responses in the background can be cancelled; of others, close the connection."
             raise InvalidArgument(text, field="response_id")
         response = await self._in_background(response_id, http)
-        if response["status"] == OPEN:
+        if response["status"] in (QUEUED, OPEN):
             await self._resumable.cancel(response_id.removeprefix(ID), http)
             response["status"] = CANCELLED
         return response

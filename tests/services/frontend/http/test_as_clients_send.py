@@ -144,7 +144,7 @@ async def test_errors_name_what_was_sent(
         ("/v1/completions", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        ("/v1/responses", {"background": True}, "background"),
+        ("/v1/responses", {"conversation": "c"}, "conversation"),
     ],
 )
 async def test_what_is_not_offered_is_the_clients_to_change(

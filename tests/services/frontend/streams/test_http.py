@@ -4,87 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
-import openai
 import pytest
-import pytest_asyncio
+from google.protobuf import json_format
 
+from quire.async_client import AsyncClient
 from services.frontend.streams.terms import Terms
+from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.stream_limits import StreamLimits
-from tests.redis_server import RedisServer
-from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up
-from tests.services.frontend.speech import saying
-from tests.services.frontend.streams.pair import Pair, paired
-from tests.services.frontend.streams.reading import asked, attach, everything, refusal
-from tests.services.frontend.talking import CALLS, WEATHER, talking_folder
+from tests.services.frontend.streams.events import Event, read, resumed
+from tests.services.frontend.streams.pair import Pair
+from tests.services.frontend.streams.reading import Sampling, asked, attach, bare, first
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ASK: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "seed": 30, "stream": True, "resumable": True}
 SAID = [{"role": "user", "content": "hi"}]
 NUMBERS = itertools.count()
-
-
-class Event(NamedTuple):
-    """Of a stream."""
-
-    id: int
-    data: str
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    started = RedisServer(tmp_path_factory.mktemp("redis"))
-    started.start()
-    yield started
-    started.stop()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(talking: Path, server: RedisServer) -> AsyncIterator[Pair]:
-    async with paired(talking, server) as found:
-        yield found
-
-
-@pytest.fixture
-def speaks(pair: Pair, talking: Path) -> Iterator[None]:
-    """Calls tools."""
-    pair.script.model = saying(talking, CALLS)
-    yield
-    pair.script.model = count_up
-
-
-async def read(
-    frontend: Running, method: str, path: str, pause: tuple[ScriptedScheduler, int] | None = None, **more: Any
-) -> list[Event]:
-    """`pause`: after so many events the model says nothing more, and the client leaves."""
-    found: list[Event] = []
-    async with frontend.http.stream(method, path, **more) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        number = -1
-        async for line in answer.aiter_lines():
-            if line.startswith("id: "):
-                number = int(line.removeprefix("id: "))
-            elif line.startswith("data: "):
-                found.append(Event(number, line.removeprefix("data: ")))
-                if pause is not None and len(found) == pause[1]:
-                    pause[0].pause()
-                    return found
-    return found
-
-
-async def resumed(frontend: Running, request_id: str, after: int = -1) -> list[Event]:
-    return await read(frontend, "GET", f"/v1/streams/{request_id}", params={"starting_after": after})
 
 
 PATHS = {
@@ -183,70 +120,45 @@ async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(pair: Pair, m
     assert await resumed(pair.b, "broken") == events
 
 
-async def test_each_port_names_the_other_for_its_streams(pair: Pair) -> None:
-    await everything(pair.a.inference.Generate(asked("over-grpc")))
-    refused = await pair.b.http.get("/v1/streams/over-grpc")
-    assert (refused.status_code, "InferenceService.Attach" in refused.text) == (409, True)
-    await read(pair.a, "POST", "/v1/chat/completions", json={**ASK, "messages": SAID, "request_id": "over-http"})
-    assert "/v1/streams/over-http" in ((await refusal(attach(pair.b, "over-http"))).details() or "")
+def chat(request_id: str) -> pb.ChatRequest:
+    turn = pb.ChatMessage(role="user", content="hi")
+    sampling = Sampling(max_tokens=20, ignore_eos=True, seed=30)
+    options = pb.RequestOptions(request_id=request_id)
+    return pb.ChatRequest(messages=[turn], sampling=sampling, options=options, resumable=True)
 
 
-@pytest.mark.usefixtures("speaks")
-async def test_a_response_in_the_background_survives_its_frontend(pair: Pair) -> None:
-    """With tools: the ids of items and calls are those that its reader has seen."""
-    body = {
-        "input": "How is the weather?",
-        "stream": True,
-        "background": True,
-        "tools": [{"type": "function", **WEATHER["function"]}],
-    }
-    for num_before in (9, 16):
-        name = f"background-{next(NUMBERS)}"
-        sent = {**body, "request_id": name}
-        before = await read(pair.a, "POST", "/v1/responses", (pair.script, num_before), json=sent)
-        response_id = json.loads(before[0].data)["response"]["id"]
-        assert response_id == f"resp_{name}"
-        polled = (await pair.b.http.get(f"/v1/responses/{response_id}")).json()
-        assert (polled["status"], polled["background"]) == ("in_progress", True)
-        await pair.kill_maker(name)
-        params = {"stream": "true", "starting_after": num_before - 1}
-        after = await read(pair.b, "GET", f"/v1/responses/{response_id}", params=params)
-        events = [json.loads(event.data) for event in [*before, *after]]
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        told = {event["output_index"]: event["item"] for event in events if event["type"].endswith("item.added")}
-        done = events[-1]["response"]
-        assert (events[-1]["type"], done["status"]) == ("response.completed", "completed")
-        assert [item["id"] for item in done["output"]] == [told[at]["id"] for at in range(len(told))]
-        calls = [item for item in done["output"] if item["type"] == "function_call"]
-        assert [call["call_id"] for call in calls] == [
-            item["call_id"] for item in told.values() if item["type"] == "function_call"
-        ]
-        assert len(calls) == 2
-        assert (await pair.a.http.get(f"/v1/responses/{response_id}")).json() == done
+@pytest.mark.parametrize("method", ["generate", "chat"])
+async def test_a_stream_of_grpc_is_read_over_http(pair: Pair, method: str) -> None:
+    """Also one whose frontend dies."""
+    name = f"from-grpc-{method}"
+    begun = pair.a.inference.Generate(asked(name)) if method == "generate" else pair.a.inference.Chat(chat(name))
+    before = await first(begun, 3)
+    await pair.kill_maker(name)
+    events = await resumed(pair.b, name, 1)
+    whole = await bare(attach(pair.b, name))
+    assert [event.id for event in events] == list(range(2, len(whole)))
+    read_over_http = [json_format.Parse(event.data, pb.AttachResponse()) for event in events]
+    assert [getattr(message, method) for message in read_over_http] == whole[2:]
+    assert before == whole[:3]
+    over = await pair.b.http.get(f"/v1/streams/{name}", headers={"last-event-id": str(len(whole) - 1)})
+    assert over.status_code == 204
 
 
-async def test_openais_client_takes_a_response_up_and_ends_it(pair: Pair) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{pair.b.url}/v1", api_key="none", max_retries=0) as client:
-        extra = {"ignore_eos": True}
-        stream = await client.responses.create(
-            model="talking", input="hi", background=True, stream=True, max_output_tokens=4000, extra_body=extra
-        )
-        seen = []
-        async for event in stream:
-            seen.append(event)
-            if len(seen) == 5:
-                break
-        response_id = seen[0].response.id
-        again = await client.responses.retrieve(response_id, stream=True, starting_after=2)
-        cancelled = await client.responses.cancel(response_id)
-        rest = [event async for event in again]
-    assert cancelled.status == "cancelled"
-    assert [event.model_dump() for event in rest[:2]] == [event.model_dump() for event in seen[3:]]
-    assert rest[-1].response.status == "cancelled"
-
-
-async def test_background_without_a_stream_is_refused_by_name(pair: Pair) -> None:
-    refused = await pair.a.http.post("/v1/responses", json={"input": "hi", "background": True})
-    assert (refused.status_code, "background" in refused.text) == (400, True)
-    missing: httpx.Response = await pair.a.http.get("/v1/responses/resp_none", params={"stream": "true"})
-    assert missing.status_code == 404
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses"])
+async def test_a_stream_of_http_is_read_over_grpc_and_from_python(pair: Pair, path: str) -> None:
+    name = f"from-http-{next(NUMBERS)}"
+    body = {"input": "hi", "background": True, "stream": True} if path == "/v1/responses" else {**ASK, **PATHS[path]}
+    events = await read(pair.a, "POST", path, json={**body, "request_id": name})
+    messages = await bare(attach(pair.b, name, 2))
+    assert [(message.offset, message.data) for message in messages] == events[2:]
+    async with AsyncClient(pair.b.frontend.grpc_address) as client:
+        deltas = [delta async for delta in client.attach(name)]
+    assert [(delta.offset, delta.event.data) for delta in deltas if delta.event is not None] == events
+    kinds = [delta.event.type for delta in deltas if delta.event is not None]
+    if path == "/v1/responses":
+        assert kinds == [json.loads(event.data)["type"] for event in events]
+    else:
+        assert set(kinds) == {""}
+    for wrong in ("from-grpc-chat", "none"):
+        answer = await pair.b.http.get(f"/v1/responses/resp_{wrong}", params={"stream": "true"})
+        assert answer.status_code == 404

@@ -16,6 +16,7 @@ from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import Options
 from services.frontend.streams.terms import Terms
+from shared.metrics.streams import ENDS, REFUSALS
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.stream_limits import StreamLimits
@@ -233,6 +234,37 @@ async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
     assert (await refusal(attach(strict, "unread", tenant="reader"))).code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_the_page_counts_how_streams_end_and_why_they_are_refused(
+    folder: Path, script: ScriptedScheduler
+) -> None:
+    """Errors of the request itself are counted elsewhere."""
+    limits = {"per_tenant": 3, "messages": 100}
+    async with running(folder, script.address, stream_limits=limits) as strict:
+        for name, max_tokens in (("good", 3), ("long", 400)):
+            call = strict.inference.Generate(asked(name, max_tokens=max_tokens))
+            await (refusal(call) if max_tokens > 100 else everything(call))
+        await first(strict.inference.Generate(asked("ended", max_tokens=90)), 1)
+        script.pause()
+        told = await strict.metrics()
+        assert told["quire_frontend_streams_made"] == 1
+        await strict.inference.Cancel(pb.CancelRequest(request_id="ended"))
+        script.resume()
+        await bare(attach(strict, "ended"))
+        for call in (
+            strict.inference.Generate(asked("good", max_tokens=3)),
+            strict.inference.Generate(asked("full", max_tokens=3)),
+            attach(strict, "none"),
+            strict.inference.Generate(asked("wrong", temperature=-1, tenant="b")),
+        ):
+            await refusal(call)
+        found = await strict.metrics()
+    ended = {key: found[f"quire_frontend_streams_ended_total{{reason={key}}}"] for key in ENDS}
+    assert ended == {"finished": 1, "failed": 1, "cancelled": 1, "unread": 0, "elsewhere": 0}
+    refused = {key: found[f"quire_frontend_streams_refused_total{{reason={key}}}"] for key in REFUSALS}
+    assert refused == {"taken": 1, "full": 1, "not_found": 1, "redis_away": 0}
+    assert found["quire_frontend_streams_begun_total"] == 3
+
+
 async def test_the_page_counts_a_call_once_and_its_tokens_once(frontend: Running) -> None:
     await frontend.until_idle()
     before = await frontend.metrics()
@@ -242,6 +274,10 @@ async def test_the_page_counts_a_call_once_and_its_tokens_once(frontend: Running
     found = await frontend.metrics()
     changed = {name: value - before.get(name, 0) for name, value in found.items()}
     assert changed["quire_frontend_streams"] == 1
+    assert changed["quire_frontend_streams_begun_total"] == 1
+    assert changed["quire_frontend_streams_ended_total{reason=finished}"] == 1
+    assert changed["quire_frontend_stream_bytes"] > 24
+    assert (found["quire_frontend_streams_made"], found["quire_frontend_stream_readers"]) == (0, 0)
     assert changed["quire_frontend_stream_attaches_total"] == 1
     assert changed["vllm:generation_tokens_total"] == 24
     assert changed["quire_frontend_grpc_requests_total{code=OK,method=Generate}"] == 1

@@ -98,7 +98,9 @@ async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pa
             assert [e for m in again for e in m.prompt_logprobs] == [e for m in once for e in m.prompt_logprobs]
             assert again[-1].finish_reason == once[-1].finish_reason == finish_pb2.FINISH_REASON_LENGTH
             assert again[-1].usage.completion_tokens == once[-1].usage.completion_tokens
-    assert (await pair.b.metrics())["quire_frontend_stream_takeovers_total"] >= 2
+    told = await pair.b.metrics()
+    assert told["quire_frontend_stream_takeovers_total"] >= 2
+    assert told["quire_frontend_streams_ended_total{reason=finished}"] == told["quire_frontend_stream_takeovers_total"]
 
 
 async def test_readers_of_a_stream_whose_maker_dies_go_on_without_a_word(pair: Pair) -> None:
@@ -232,3 +234,4 @@ async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) ->
     assert len(tokens(found)) == 60
     assert tokens(await bare(attach(pair.b, "away"))) == tokens(found)
     assert (await pair.a.metrics())["quire_frontend_streams_unkept_total"] == 1
+    assert (await pair.b.metrics())["quire_frontend_streams_refused_total{reason=redis_away}"] == 2

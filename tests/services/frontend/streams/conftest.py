@@ -1,0 +1,42 @@
+"""A pair of frontends whose model talks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.redis_server import RedisServer
+from tests.services.frontend.scripted_scheduler import count_up
+from tests.services.frontend.speech import saying
+from tests.services.frontend.streams.pair import Pair, paired
+from tests.services.frontend.talking import CALLS, talking_folder
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    started = RedisServer(tmp_path_factory.mktemp("redis"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(talking: Path, server: RedisServer) -> AsyncIterator[Pair]:
+    async with paired(talking, server) as found:
+        yield found
+
+
+@pytest.fixture
+def speaks(pair: Pair, talking: Path) -> Iterator[None]:
+    """Calls tools."""
+    pair.script.model = saying(talking, CALLS)
+    yield
+    pair.script.model = count_up

@@ -1,0 +1,280 @@
+"""Responses in the background: as streams, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from services.frontend.streams.terms import Terms
+from shared.settings.stream_limits import StreamLimits
+from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.streams.events import read
+from tests.services.frontend.streams.pair import Pair
+from tests.services.frontend.talking import WEATHER
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUMBERS = itertools.count()
+LONG = {"input": "hi", "background": True, "seed": 30, "ignore_eos": True, "max_output_tokens": 3000}
+
+
+@pytest.mark.usefixtures("speaks")
+async def test_a_response_in_the_background_survives_its_frontend(pair: Pair) -> None:
+    """With tools: the ids of items and calls are those that its reader has seen."""
+    body = {
+        "input": "How is the weather?",
+        "stream": True,
+        "background": True,
+        "tools": [{"type": "function", **WEATHER["function"]}],
+    }
+    for num_before in (9, 16):
+        name = f"background-{next(NUMBERS)}"
+        sent = {**body, "request_id": name}
+        before = await read(pair.a, "POST", "/v1/responses", (pair.script, num_before), json=sent)
+        response_id = json.loads(before[0].data)["response"]["id"]
+        assert response_id == f"resp_{name}"
+        polled = (await pair.b.http.get(f"/v1/responses/{response_id}")).json()
+        assert (polled["status"], polled["background"]) == ("in_progress", True)
+        await pair.kill_maker(name)
+        params = {"stream": "true", "starting_after": num_before - 1}
+        after = await read(pair.b, "GET", f"/v1/responses/{response_id}", params=params)
+        events = [json.loads(event.data) for event in [*before, *after]]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        told = {event["output_index"]: event["item"] for event in events if event["type"].endswith("item.added")}
+        done = events[-1]["response"]
+        assert (events[-1]["type"], done["status"]) == ("response.completed", "completed")
+        assert [item["id"] for item in done["output"]] == [told[at]["id"] for at in range(len(told))]
+        calls = [item for item in done["output"] if item["type"] == "function_call"]
+        assert [call["call_id"] for call in calls] == [
+            item["call_id"] for item in told.values() if item["type"] == "function_call"
+        ]
+        assert len(calls) == 2
+        assert (await pair.a.http.get(f"/v1/responses/{response_id}")).json() == done
+
+
+async def test_openais_client_takes_a_response_up_and_ends_it(pair: Pair) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{pair.b.url}/v1", api_key="none", max_retries=0) as client:
+        extra = {"ignore_eos": True}
+        stream = await client.responses.create(
+            model="talking", input="hi", background=True, stream=True, max_output_tokens=4000, extra_body=extra
+        )
+        seen = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 5:
+                break
+        response_id = seen[0].response.id
+        again = await client.responses.retrieve(response_id, stream=True, starting_after=2)
+        cancelled = await client.responses.cancel(response_id)
+        rest = [event async for event in again]
+    assert cancelled.status == "cancelled"
+    assert [event.model_dump() for event in rest[:2]] == [event.model_dump() for event in seen[3:]]
+    assert rest[-1].response.status == "cancelled"
+
+
+async def begun(frontend: Running, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+    answer = await frontend.http.post("/v1/responses", json={**LONG, **body}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert (found["status"], found["background"], found["output"]) == ("queued", True, [])
+    return found
+
+
+async def get(frontend: Running, response_id: str, **more: Any) -> httpx.Response:
+    return await frontend.http.get(f"/v1/responses/{response_id}", **more)
+
+
+async def until(frontend: Running, response_id: str, *statuses: str) -> dict[str, Any]:
+    """Polls, as clients do."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await get(frontend, response_id)
+            found: dict[str, Any] = answer.json()
+            assert answer.status_code == 200, found
+            if found["status"] in statuses:
+                return found
+            assert found["status"] in ("queued", "in_progress"), found
+            await asyncio.sleep(0.01)
+
+
+def said(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+async def test_a_response_without_a_stream_is_begun_and_polled_at_any_frontend(pair: Pair) -> None:
+    pair.script.pause()
+    response = await begun(pair.a, max_output_tokens=40)
+    for frontend in (pair.a, pair.b):
+        assert (await get(frontend, response["id"])).json() == response
+    pair.script.resume()
+    done = [await until(frontend, response["id"], "incomplete") for frontend in (pair.a, pair.b)]
+    assert done[0] == done[1]
+    assert done[0]["usage"]["output_tokens"] == 40
+    assert done[0]["created_at"] == response["created_at"]
+    whole = await pair.a.http.post("/v1/responses", json={**LONG, "background": False, "max_output_tokens": 40})
+    assert said(done[0]) == said(whole.json())
+    events = await read(pair.b, "GET", f"/v1/responses/{response['id']}", params={"stream": "true"})
+    assert json.loads(events[-1].data)["response"] == done[0]
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["queued", "in progress"])
+async def test_whoever_polls_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, is_told: bool) -> None:
+    name = f"orphan-{next(NUMBERS)}"
+    if not is_told:
+        pair.script.pause()
+    response = await begun(pair.a, request_id=name, max_output_tokens=400)
+    if is_told:
+        await until(pair.a, response["id"], "in_progress")
+    await pair.kill_maker(name)
+    done = await until(pair.b, response["id"], "incomplete")
+    assert (done["id"], done["usage"]["output_tokens"]) == (response["id"], 400)
+    whole = await pair.a.http.post("/v1/responses", json={**LONG, "background": False, "max_output_tokens": 400})
+    assert said(done) == said(whole.json())
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["queued", "in progress"])
+async def test_a_response_without_a_stream_is_cancelled_at_any_frontend(pair: Pair, is_told: bool) -> None:
+    if not is_told:
+        pair.script.pause()
+    response = await begun(pair.a)
+    if is_told:
+        await until(pair.a, response["id"], "in_progress")
+    cancelled = await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    done = await until(pair.a, response["id"], "cancelled")
+    pair.script.resume()
+    again = await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
+    assert again.json() == done
+    await pair.script.until(lambda: not pair.script.num_running)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A stream that nobody reads for its retention is given up; a response that nobody polls is what was asked for."""
+    name = f"unread-{stream}"
+    body = {**LONG, "request_id": name, "max_output_tokens": 200}
+    if stream:
+        await read(pair.a, "POST", "/v1/responses", (pair.script, 3), json={**body, "stream": True})
+    else:
+        await begun(pair.a, **body)
+        pair.script.pause()
+    streams = pair.a.frontend._streams
+    (made,) = (made for key, made in streams._made.items() if key.request_id == name)
+    async with asyncio.timeout(60):
+        while made.stream.num_readers:
+            await asyncio.sleep(0.005)
+    with monkeypatch.context() as later:
+        later.setattr(streams, "_clock", lambda: time.monotonic() + 400)
+        streams._age(made.stream)
+    pair.script.resume()
+    done = await until(pair.a, f"resp_{name}", "incomplete", "cancelled")
+    assert done["status"] == ("cancelled" if stream else "incomplete")
+
+
+async def test_a_response_belongs_to_its_tenant(pair: Pair) -> None:
+    owner = {"x-tenant": "t"}
+    response = await begun(pair.a, headers=owner, max_output_tokens=5)
+    path = f"/v1/responses/{response['id']}"
+    for frontend in (pair.a, pair.b):
+        for method, place in (("GET", path), ("POST", f"{path}/cancel"), ("DELETE", path)):
+            assert (await frontend.http.request(method, place)).status_code == 404
+    async with asyncio.timeout(60):
+        while (await get(pair.b, response["id"], headers=owner)).json()["status"] != "incomplete":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_response_is_deleted_everywhere_once_it_has_ended(pair: Pair) -> None:
+    response = await begun(pair.a)
+    path = f"/v1/responses/{response['id']}"
+    refused = await pair.b.http.delete(path)
+    assert (refused.status_code, "cancel it first" in refused.text) == (409, True)
+    await pair.b.http.post(f"{path}/cancel")
+    for frontend in (pair.a, pair.b):
+        await until(frontend, response["id"], "cancelled")
+    assert (await pair.a.http.delete(path)).json()["deleted"] is True
+    for frontend in (pair.a, pair.b):
+        assert (await frontend.http.get(path)).status_code == 404
+    with pair.ask_redis() as client:
+        assert not client.keys(f"*:{response['id'].removeprefix('resp_')}")
+
+
+async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
+    """Where it was made and where it was not: the conversation is the same, to the token."""
+    first = await begun(pair.a, max_output_tokens=5)
+    path = f"/v1/responses/{first['id']}"
+    missing = await pair.b.http.post("/v1/responses", json={**LONG, "previous_response_id": "resp_none"})
+    assert (missing.status_code, "resp_none" in missing.text) == (404, True)
+    await until(pair.b, first["id"], "incomplete")
+    body = {"input": "and then?", "previous_response_id": first["id"], "max_output_tokens": 3}
+    answers = [(await one.http.post("/v1/responses", json=body)).json() for one in (pair.a, pair.b)]
+    assert answers[0]["usage"]["input_tokens"] == answers[1]["usage"]["input_tokens"]
+    prompts = [prompt_of(submission) for submission in pair.script.submissions[-2:]]
+    assert prompts[0] == prompts[1]
+    items = [(await one.http.get(f"{path}/input_items")).json() for one in (pair.a, pair.b)]
+    assert items[0] == items[1]
+    assert items[0]["data"]
+    other = await pair.b.http.get(f"{path}/input_items", headers={"x-tenant": "other"})
+    assert other.status_code == 404
+
+
+async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.a.frontend._streams, "terms", Terms(300.0, StreamLimits(messages=8)))
+    response = await begun(pair.a)
+    for frontend in (pair.a, pair.b):
+        failed = await until(frontend, response["id"], "failed")
+        assert "messages=8" in failed["error"]["message"]
+
+
+async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"unwanted-{next(NUMBERS)}"
+    response = await begun(pair.a, request_id=name)
+    await until(pair.a, response["id"], "in_progress")
+    await pair.kill_maker(name)
+    monkeypatch.setattr(pair.b.frontend._streams, "_remakes", {})
+    failed = await until(pair.b, response["id"], "failed", "in_progress")
+    assert failed["status"] == "in_progress"  # another frontend may know how
+    monkeypatch.undo()
+    await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
+    await until(pair.b, response["id"], "cancelled")
+
+
+async def test_a_refusal_is_the_answer(pair: Pair) -> None:
+    taken = await begun(pair.a, request_id="taken", max_output_tokens=5)
+    for body, told in (({"request_id": "taken"}, "taken"), ({"store": False}, "store"), ({"model": "none"}, "none")):
+        refused = await pair.a.http.post("/v1/responses", json={**LONG, **body})
+        assert refused.status_code in (400, 404, 409), refused.text
+        assert told in refused.text
+    await until(pair.b, taken["id"], "incomplete")
+    assert (await get(pair.a, "resp_none")).status_code == 404
+    await read(
+        pair.a,
+        "POST",
+        "/v1/completions",
+        json={"prompt": "x", "max_tokens": 2, "stream": True, "resumable": True, "request_id": "no-response"},
+    )
+    for method in ("GET", "DELETE"):
+        assert (await pair.b.http.request(method, "/v1/responses/resp_no-response")).status_code == 404
+
+
+async def test_openais_client_polls(pair: Pair) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{pair.b.url}/v1", api_key="none", max_retries=0) as client:
+        response = await client.responses.create(
+            model="talking", input="hi", background=True, max_output_tokens=20, extra_body={"ignore_eos": True}
+        )
+        async with asyncio.timeout(60):
+            while response.status in ("queued", "in_progress"):
+                await asyncio.sleep(0.01)
+                response = await client.responses.retrieve(response.id)
+    assert (response.status, bool(response.output_text)) == ("incomplete", True)
