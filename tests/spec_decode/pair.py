@@ -21,7 +21,7 @@ from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
 from services.scheduler.frontends.submissions import Payload
-from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from services.worker.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Replica
@@ -85,6 +85,7 @@ class Pair:
         self.num_steps = 0
         self.plan_bytes: list[int] = []
         self._results: deque[pb.StepResult] = deque()
+        self._moves: deque[tuple[int, list[int]]] = deque()  # done and not told: transfers, and blocks that were lost
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
         repetition: RepetitionRule | None = sampling.pop("repetition", None)
@@ -159,18 +160,47 @@ class Pair:
             outcome = flight.launch.wait()
             self.replica.record(flight, outcome)
         self._results.append(flight.result(outcome, wait_us=0))
+        self._begin_moves()
         return True
 
     def result(self) -> None:
         self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
+        self._end_moves()
         self._collect()
+
+    def _begin_moves(self) -> None:
+        """Behind the plans that were sent before; told with a later result."""
+        transfers = self.core.transfers
+        for order in () if transfers is None else transfers.take_orders():
+            wire = encode_transfer(order)
+            if wire.HasField("disk_transfer"):
+                lost: queue.Queue[list[int]] = queue.Queue()
+                self.replica.move_on_disk(wire.disk_transfer, lambda some, _us, lost=lost: lost.put(some))
+                self._moves.append((order.transfer_id, lost.get(timeout=20)))
+            else:
+                with torch.inference_mode():
+                    self.replica.move(wire.transfer).wait()
+                self._moves.append((order.transfer_id, []))
+
+    def _end_moves(self) -> None:
+        while self._moves:
+            transfer_id, lost = self._moves.popleft()
+            self.core.transferred(transfer_id, lost=lost)
+            self._begin_moves()
 
     def run(self) -> None:
         """Until everybody is done."""
         while self.core.has_work or self._results:
             while self.plan():
                 pass
-            self.result()
+            if self._results:
+                self.result()
+            else:  # somebody waits for blocks
+                self._begin_moves()
+                assert self._moves, "stuck"
+                self._end_moves()
+        self._begin_moves()
+        self._end_moves()
 
     def _collect(self) -> None:
         events = self.core.take_events()

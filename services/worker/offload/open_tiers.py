@@ -20,6 +20,7 @@ from services.worker.offload.identity import identity_of, weights_digest
 from services.worker.offload.tiers import Tiers
 from services.worker.spec_decode.drafter import Drafter
 from shared.errors import InvalidArgument
+from shared.kv_specs import KVGroup
 from shared.logs import logger
 from shared.settings import WorkerSettings
 from shared.worker_limits import MOST_BLOCKS
@@ -49,7 +50,7 @@ def open_tiers(
                 field="kv_offloading_disk",
             )
         return Tiers()
-    reason = _reason_against(settings, fitting, drafter)
+    reason = _reason_against(settings, drafter)
     if reason:
         raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
     if bool(folder) != bool(settings.kv_offloading_disk_size):
@@ -58,17 +59,15 @@ def open_tiers(
             "other",
             field="kv_offloading_disk_size",
         )
-    name = Identity(settings, layout)
+    name = Identity(settings, layout, fitting.layout.groups)
     host_memory = _open_host_memory(settings, memory, shape, name)
     disk = _open_disk(settings, host_memory, name, observer) if folder else None
     return Tiers(host_memory, disk, name.known)
 
 
-def _reason_against(settings: WorkerSettings, fitting: Limits, drafter: Drafter | None) -> str:
+def _reason_against(settings: WorkerSettings, drafter: Drafter | None) -> str:
     if settings.num_ranks > 1:
         return f"ranks of a group of {settings.num_ranks} have no memory in common for their parts of a block"
-    if fitting.num_groups > 1 or fitting.layout.windows:
-        return "layers with windows or states keep their blocks on the device"
     if drafter is not None and drafter.block_bytes:
         return "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
     return ""
@@ -126,8 +125,8 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
 class Identity:
     """What the bytes of this worker's blocks mean, worked out when somebody asks."""
 
-    def __init__(self, settings: WorkerSettings, layout: bytes) -> None:
-        self._settings, self._layout = settings, layout
+    def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:
+        self._settings, self._layout, self._groups = settings, layout, groups
         self.known = b""  # empty: nobody has asked
         self.about: Mapping[str, object] = {}
 
@@ -144,5 +143,6 @@ class Identity:
                 device=settings.device,
                 kv_cache_dtype=settings.kv_cache_dtype,
                 batch_invariant=settings.batch_invariant,
+                groups=[f"{group.spec}: layers {', '.join(map(str, group.layers))}" for group in self._groups],
             )
         return self.known
