@@ -147,7 +147,7 @@ def build_replica(
         else None
     )
     layout = _kv_layout(settings, fitting, spec)
-    below = open_tiers(settings, fitting, memory, shape, drafter, layout=layout, observer=disk_observer)
+    below = open_tiers(settings, fitting, memory, shape, drafter, place=place, layout=layout, observer=disk_observer)
     replica = Replica(
         fitting,
         config.vocab_size,

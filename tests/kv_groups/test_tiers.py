@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from services.scheduler.core.transfers.limits import TierLimits
@@ -110,13 +109,7 @@ def test_preempted_and_crowded_sequences_say_the_same(made: Make, name: str) -> 
     run = pair(replica_of(made, name))
     prompts = [prompt(20 + 3 * seed, seed) for seed in range(8)]
     answers = [run.ask(tokens, max_tokens=COUNT, eos=()) for tokens in prompts]
-    for turn in range(60):
-        run.plan()
-        live = np.flatnonzero(run.core.running.live)
-        if turn % 5 == 2 and len(live):
-            run.core.preempt(int(live[turn % len(live)]))
-        if run._results:
-            run.result()
+    run.preempt_often(60)
     answers += [run.ask(tokens, max_tokens=COUNT, eos=()) for tokens in prompts]
     run.run()
     assert run.core.counts.preemptions > 3

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire import bundled
@@ -24,6 +25,7 @@ from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from services.worker.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared import block_hash, columns
@@ -45,14 +47,22 @@ class Answer:
     end: Finished | None = None
 
 
-def build(speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, **settings: Any) -> Replica:
+def settings_of(
+    speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, **settings: Any
+) -> WorkerSettings:
     config = json.dumps(speculation) if speculation else ""
     values: dict[str, Any] = {"dtype": "float32", "num_blocks": 2000, "threads": 1, "max_num_seqs": 16}
     values |= {"model": str(model), "speculative_config": config, **settings}
-    settings_ = WorkerSettings(**values)
+    return WorkerSettings(**values)
+
+
+def build(
+    speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, seat: Seat = ALONE, **settings: Any
+) -> Replica:
+    settings_ = settings_of(speculation, model, **settings)
     grammars = CompilePool(lambda: open_grammars(settings_))
     with torch.inference_mode():
-        replica = build_replica(settings_, grammars)
+        replica = build_replica(settings_, grammars, seat=seat)
     GRAMMARS[id(replica)] = grammars
     return replica
 
@@ -156,12 +166,18 @@ class Pair:
         wire = encode_plan(plan, epoch=1).plan
         self.plan_bytes.append(wire.ByteSize())
         with torch.inference_mode():
-            flight = self.replica.launch(wire)
-            outcome = flight.launch.wait()
-            self.replica.record(flight, outcome)
-        self._results.append(flight.result(outcome, wait_us=0))
+            self._results.append(self.execute(wire))
         self._begin_moves()
         return True
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        flight = self.replica.launch(plan)
+        outcome = flight.launch.wait()
+        self.replica.record(flight, outcome)
+        return flight.result(outcome, wait_us=0)
+
+    def move(self, order: pb.Transfer) -> None:
+        self.replica.move(order).wait()
 
     def result(self) -> None:
         self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
@@ -179,7 +195,7 @@ class Pair:
                 self._moves.append((order.transfer_id, lost.get(timeout=20)))
             else:
                 with torch.inference_mode():
-                    self.replica.move(wire.transfer).wait()
+                    self.move(wire.transfer)
                 self._moves.append((order.transfer_id, []))
 
     def _end_moves(self) -> None:
@@ -191,16 +207,29 @@ class Pair:
     def run(self) -> None:
         """Until everybody is done."""
         while self.core.has_work or self._results:
-            while self.plan():
-                pass
-            if self._results:
-                self.result()
-            else:  # somebody waits for blocks
-                self._begin_moves()
-                assert self._moves, "stuck"
-                self._end_moves()
+            self.turn()
         self._begin_moves()
         self._end_moves()
+
+    def turn(self) -> None:
+        """As many steps as there can be, and what comes of the oldest, or of transfers that somebody waits for."""
+        while self.plan():
+            pass
+        if self._results:
+            self.result()
+            return
+        self._begin_moves()
+        assert self._moves, "stuck"
+        self._end_moves()
+
+    def preempt_often(self, num_turns: int) -> None:
+        """While they run, one of them at every fifth turn."""
+        for turn in range(num_turns):
+            live = np.flatnonzero(self.core.running.live)
+            if turn % 5 == 2 and len(live):
+                self.core.preempt(int(live[turn % len(live)]))
+            if self.core.has_work or self._results:
+                self.turn()
 
     def _collect(self) -> None:
         events = self.core.take_events()

@@ -208,16 +208,17 @@ class HostMemory:
         whole.index_copy_(1, ids, staged.transpose(0, 1))
 
 
-def count_places(gib: float, shape: BlockShape, already: int = 0) -> int:
-    """As many as there is room for in so many GiB, of which `already` bytes are there. Raises InvalidArgument."""
-    num_places, free = int(gib * GIB) // shape.num_bytes, free_host_bytes() + already
+def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int = 1) -> int:
+    """As many as there is room for in so many GiB, of which `already` bytes are there, and each of the ranks has its
+    share. Raises InvalidArgument."""
+    num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
     if not 1 <= num_places <= MOST_BLOCKS:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
             f"{MOST_BLOCKS} are possible",
             field="kv_offloading_size",
         )
-    if num_places * shape.num_bytes > free:
+    if num_places * shape.num_bytes * num_ranks > free:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB is more than the {free / GIB:.1f} GiB that this host has free",
             field="kv_offloading_size",
