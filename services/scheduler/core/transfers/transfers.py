@@ -110,7 +110,7 @@ class Transfers:
 
     def stop(self, sequence: Sequence) -> None:
         """It gives up its slot: somebody may go on from where it is."""
-        self._offer(self._reach.end(sequence.block_hashes[: self._kv.num_named[sequence.slot]]))
+        self._offer(self._reach.end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
 
     def _offer(self, names: Iterable[bytes]) -> None:
         """They are worth storing, if the device has them."""
