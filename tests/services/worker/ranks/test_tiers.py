@@ -116,7 +116,7 @@ def test_a_rank_that_dies_while_it_moves_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_what_outlives_a_worker_is_refused_to_ranks_by_name(
-    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     checkpoint = checkpoints.make("llama", tmp_path)
     values = {**SIZES, "num_blocks": 40, "tensor_parallel_size": 2, "threads": 1, **settings}
