@@ -194,13 +194,13 @@ class Replica:
     def move(self, order: pb.Transfer) -> Moving:
         """Begins to move blocks, behind the steps that have been launched. Raises PlanViolation, or what the device
         raises: then nothing is known of what was to be written."""
-        move = BlockMove.of(order, self.limits.num_blocks, self.num_host_blocks)
+        move = BlockMove.of(order, self.limits.num_blocks, self.num_host_blocks, self.limits.num_groups)
         assert self._below.host_memory is not None, "it has no places otherwise"
         if move.to_host:
             return self._below.host_memory.begin(move)
         self._held.lose(move.blocks)
         moving = self._below.host_memory.begin(move)
-        self._held.fill(move.blocks, move.hashes)
+        self._held.fill(move.blocks, move.names)
         return moving
 
     @property
@@ -210,7 +210,7 @@ class Replica:
 
     def move_on_disk(self, order: pb.DiskTransfer, answer: Answer) -> None:
         """Begins to move blocks, from any thread: see DiskStore. Raises PlanViolation."""
-        move = DiskMove.of(order, self.num_host_blocks, self.num_disk_blocks)
+        move = DiskMove.of(order, self.num_host_blocks, self.num_disk_blocks, self.limits.num_groups)
         assert self._below.disk is not None, "it has no places otherwise"
         self._below.disk.begin(move, answer)
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
+
+from shared.columns import u32, u32_bytes
 
 SCHEME = "sha256/1"
 HASH_BYTES = 32
@@ -49,3 +52,22 @@ def split(column: bytes) -> list[bytes]:
 def page_name(digest: bytes, group: int) -> bytes:
     """Of what a block's tokens left in one KV group: the hash in the first, behind the group's number in others."""
     return digest if group == 0 else bytes((group,)) + digest
+
+
+def page_of(name: bytes) -> tuple[int, bytes]:
+    """The group, and the hash, of a page of that name."""
+    return (0, name) if len(name) == HASH_BYTES else (name[0], name[1:])
+
+
+def split_names(hashes: bytes, groups: bytes) -> list[bytes]:
+    """Names that travel as two columns: hashes of 32 bytes each, and groups as u32; none: all of the first."""
+    if not groups:
+        return split(hashes)
+    return [page_name(digest, group) for digest, group in zip(split(hashes), u32(groups).tolist(), strict=True)]
+
+
+def join_names(names: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """As split_names() takes them."""
+    pages = [page_of(name) for name in names]
+    groups = [group for group, _ in pages]
+    return b"".join(digest for _, digest in pages), u32_bytes(groups) if any(groups) else b""

@@ -21,6 +21,7 @@ def running_cluster(
     schedulers: int = 1,
     apart: tuple[int, int] = (0, 0),
     redis: str = "auto",
+    model: str = "",
     **settings: dict[str, Any],
 ) -> Iterator[Cluster]:
     """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr.
@@ -32,6 +33,7 @@ def running_cluster(
         frontends=frontends,
         schedulers=schedulers,
         redis=redis,
+        model=model,
         http_port=0,
         grpc_port=0,
         settings=settings,

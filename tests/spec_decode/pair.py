@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire import bundled
@@ -21,9 +22,10 @@ from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
 from services.scheduler.frontends.submissions import Payload
-from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from services.worker.building.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared import columns
@@ -46,14 +48,22 @@ class Answer:
     end: Finished | None = None
 
 
-def build(speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, **settings: Any) -> Replica:
+def settings_of(
+    speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, **settings: Any
+) -> WorkerSettings:
     config = json.dumps(speculation) if speculation else ""
     values: dict[str, Any] = {"dtype": "float32", "num_blocks": 2000, "threads": 1, "max_num_seqs": 16}
     values |= {"model": str(model), "speculative_config": config, **settings}
-    settings_ = WorkerSettings(**values)
+    return WorkerSettings(**values)
+
+
+def build(
+    speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, seat: Seat = ALONE, **settings: Any
+) -> Replica:
+    settings_ = settings_of(speculation, model, **settings)
     grammars = CompilePool(lambda: open_grammars(settings_))
     with torch.inference_mode():
-        replica = build_replica(settings_, grammars)
+        replica = build_replica(settings_, grammars, seat=seat)
     GRAMMARS[id(replica)] = grammars
     return replica
 
@@ -86,6 +96,7 @@ class Pair:
         self.num_steps = 0
         self.plan_bytes: list[int] = []
         self._results: deque[pb.StepResult] = deque()
+        self._moves: deque[tuple[int, list[int]]] = deque()  # done and not told: transfers, and blocks that were lost
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
         repetition: RepetitionRule | None = sampling.pop("repetition", None)
@@ -156,22 +167,70 @@ class Pair:
         wire = encode_plan(plan, epoch=1).plan
         self.plan_bytes.append(wire.ByteSize())
         with torch.inference_mode():
-            flight = self.replica.launch(wire)
-            outcome = flight.launch.wait()
-            self.replica.record(flight, outcome)
-        self._results.append(flight.result(outcome, wait_us=0))
+            self._results.append(self.execute(wire))
+        self._begin_moves()
         return True
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        flight = self.replica.launch(plan)
+        outcome = flight.launch.wait()
+        self.replica.record(flight, outcome)
+        return flight.result(outcome, wait_us=0)
+
+    def move(self, order: pb.Transfer) -> None:
+        self.replica.move(order).wait()
 
     def result(self) -> None:
         self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
+        self._end_moves()
         self._collect()
+
+    def _begin_moves(self) -> None:
+        """Behind the plans that were sent before; told with a later result."""
+        transfers = self.core.transfers
+        for order in () if transfers is None else transfers.take_orders():
+            wire = encode_transfer(order)
+            if wire.HasField("disk_transfer"):
+                lost: queue.Queue[list[int]] = queue.Queue()
+                self.replica.move_on_disk(wire.disk_transfer, lambda some, _us, lost=lost: lost.put(some))
+                self._moves.append((order.transfer_id, lost.get(timeout=20)))
+            else:
+                with torch.inference_mode():
+                    self.move(wire.transfer)
+                self._moves.append((order.transfer_id, []))
+
+    def _end_moves(self) -> None:
+        while self._moves:
+            transfer_id, lost = self._moves.popleft()
+            self.core.transferred(transfer_id, lost=lost)
+            self._begin_moves()
 
     def run(self) -> None:
         """Until everybody is done."""
         while self.core.has_work or self._results:
-            while self.plan():
-                pass
+            self.turn()
+        self._begin_moves()
+        self._end_moves()
+
+    def turn(self) -> None:
+        """As many steps as there can be, and what comes of the oldest, or of transfers that somebody waits for."""
+        while self.plan():
+            pass
+        if self._results:
             self.result()
+            return
+        self._begin_moves()
+        assert self._moves, "stuck"
+        self._end_moves()
+
+    def preempt_often(self, num_turns: int) -> None:
+        """While they run, one of them at every fifth turn."""
+        for turn in range(num_turns):
+            live = np.flatnonzero(self.core.running.live)
+            if turn % 5 == 2 and len(live):
+                self.core.preempt(int(live[turn % len(live)]))
+            if self.core.has_work or self._results:
+                self.turn()
 
     def _collect(self) -> None:
         events = self.core.take_events()

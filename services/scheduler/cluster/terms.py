@@ -269,13 +269,15 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -
 
 
 def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, who: str) -> None:
-    num_held, num_bytes = len(hello.held_block_ids) // TOKEN_BYTES, len(hello.held_block_groups)
-    if num_bytes not in (0, TOKEN_BYTES * num_held):
-        raise FailedPrecondition(
-            f"held_block_groups: {who} sent {num_bytes} bytes for {num_held} blocks", field="held_block_groups"
-        )
-    groups = u32(hello.held_block_groups)
+    _check_groups("held_block_groups", hello.held_block_groups, hello.held_block_ids, num_groups, who)
+    _check_groups("held_place_groups", hello.held_place_groups, hello.held_place_ids, num_groups, who)
+    _check_groups("held_disk_place_groups", hello.held_disk_place_groups, hello.held_disk_place_ids, num_groups, who)
+
+
+def _check_groups(field: str, column: bytes, ids: bytes, num_groups: int, who: str) -> None:
+    num_held = len(ids) // TOKEN_BYTES
+    if len(column) not in (0, TOKEN_BYTES * num_held):
+        raise FailedPrecondition(f"{field}: {who} sent {len(column)} bytes for {num_held} blocks", field=field)
+    groups = u32(column)
     if len(groups) and int(groups.max()) >= num_groups:
-        raise FailedPrecondition(
-            f"held_block_groups: {who} has {num_groups} groups, and sent {groups.max()}", field="held_block_groups"
-        )
+        raise FailedPrecondition(f"{field}: {who} has {num_groups} groups, and sent {groups.max()}", field=field)

@@ -128,6 +128,8 @@ class Core:
         self.state.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
         self._results.take_in(flight, result)
+        if self.transfers is not None and not self.flights:
+            self.transfers.store_filled()  # of those who have ended: there may be no step for a while
 
     def take_events(self) -> Events:
         events, self.state.events = self.state.events, Events()
@@ -188,8 +190,10 @@ class Core:
         start = self._entry.start(sequence)
         if self.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
             return start.num_cached
-        behind = self.transfers.num_behind(sequence.block_hashes, len(start.whole))
-        return max(start.num_cached, (len(start.whole) + behind) * self.limits.block_size)
+        num_found = len(start.whole) // self.kv.num_groups
+        most = self._entry.most_read(sequence) - num_found
+        behind = self.transfers.num_behind(sequence.block_hashes, start.whole, most)
+        return max(start.num_cached, (num_found + behind) * self.limits.block_size)
 
     def find(self, key: int) -> Sequence | None:
         return self.state.sequences.get(key)

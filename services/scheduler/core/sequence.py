@@ -87,6 +87,7 @@ class Sequence:
     urgency: float = 0.0  # under the priority policy: smaller comes first
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
+    ends: tuple[int, ...] = ()  # of its prompt, leading blocks behind which others may start (transfers/reach.py)
     num_fetches: int = 0  # times that blocks of it were brought back from host memory
     num_losses: int = 0  # workers lost in a row while it ran, without a token in between
     moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on

@@ -43,7 +43,7 @@ class CoreState:
         self.siblings = Siblings()
         self.searches = Searches()
         self.forecast = Forecast()
-        moves = limits.tiers.num_host_blocks and limits.enable_prefix_caching and self.kv.groups.plain
+        moves = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.transfers = Transfers(self.kv, limits.tiers, counts) if moves else None
         shares = limits.caches_prefixes and self.kv.groups.plain
         self.fetches = Fetches(self.kv, counts, lambda: self.last_ordered) if shares else None
@@ -152,6 +152,8 @@ class CoreState:
     def take_slot(self, sequence: Sequence) -> int | None:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
         fence = self.flights[-1].step_id if self.flights else None
+        if self.transfers is not None:
+            self.transfers.stop(sequence)
         slot = self.tables.leave(sequence, fence)
         self.suspects.discard(slot)
         self.siblings.left(sequence, slot)

@@ -47,6 +47,7 @@ class Tables:
         token_ids = bytes(sequence.tokens)
         slot = self.running.enter(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
+        self.kv.expect(slot, sequence.ends)
         builder.admit(Admission(slot, sequence, token_ids, num_cached))
         self.give_blocks(builder, slot, shared)
         return slot

@@ -7,7 +7,7 @@ for each kind of spec says which pages that are (shared/kv/kv_retention.py); mat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from shared.kv.kv_retention import KeepsState, KeepsWindow, Retention, longest_m
 from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
+ALL_BLOCKS = range(1 << 40)
 
 
 @dataclass(frozen=True)
@@ -102,3 +103,14 @@ class Groups:
     def match(self, found: Callable[[int, int], bool], num_blocks: int) -> int:
         """Leading block positions that a sequence can start behind in every group. `found`: of group and position."""
         return longest_match(self.retentions, found, num_blocks)
+
+    def pages_behind(self, ends: Iterable[int]) -> tuple[Container[int], ...]:
+        """Of each group the block positions whose pages somebody reads who starts behind one of so many leading
+        blocks; of a group that keeps everything all of them."""
+        ends = tuple(ends)
+        return tuple(
+            frozenset(block for end in ends for block in range(kept.first_needed(end), end))
+            if isinstance(kept, KeepsWindow)
+            else ALL_BLOCKS
+            for kept in self.retentions
+        )

@@ -10,7 +10,7 @@ keeps them owned until that step has returned.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,8 @@ class KVCacheManager:
         self.num_fenced = 0
         self._held: dict[int, Sequence[int]] = {}  # by transfer
         self._filled: list[tuple[int, bytes]] | None = None  # blocks put on record; None: nobody asks
+        self._worth: dict[int, tuple[Container[int], ...]] = {}  # by slot: see expect()
+        self._worth_without_ends: tuple[Container[int], ...] = ()
         self._num_slid = {window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows}  # block positions
 
     @property
@@ -184,15 +186,20 @@ class KVCacheManager:
             if self._filled is not None:
                 self._filled += zip(table[start : start + len(block_hashes)], block_hashes, strict=True)
         else:
-            self._name_groups(table[start * self.num_groups :], block_hashes)
+            self._name_groups(slot, start, block_hashes)
         self.num_named[slot] = start + len(block_hashes)
 
-    def _name_groups(self, blocks: list[int], block_hashes: Sequence[bytes]) -> None:
-        size = self.num_groups
-        for offset, block_hash in enumerate(block_hashes):
-            for group, block in enumerate(blocks[offset * size : (offset + 1) * size]):
-                if block:  # else the window has slid over it
-                    self.pool.name(block, page_name(block_hash, group))
+    def _name_groups(self, slot: int, start: int, block_hashes: Sequence[bytes]) -> None:
+        size, table, filled = self.num_groups, self._tables[slot], self._filled
+        worth = self._worth.get(slot, self._worth_without_ends)
+        for position, block_hash in enumerate(block_hashes, start):
+            for group, block in enumerate(table[position * size : (position + 1) * size]):
+                if not block:
+                    continue  # the window has slid over it
+                name = page_name(block_hash, group)
+                self.pool.name(block, name)
+                if filled is not None and position in worth[group]:
+                    filled.append((block, name))
 
     def note_wholes(self, slot: int, contents: Sequence[bytes]) -> None:
         """What the last of the named blocks hold."""
@@ -215,6 +222,7 @@ class KVCacheManager:
         blocks = self._real(self._tables[slot][::-1])
         self._tables[slot] = []
         self.num_named[slot] = 0
+        self._worth.pop(slot, None)
         if fence is None:
             self.pool.release(blocks)
         elif blocks:
@@ -231,6 +239,13 @@ class KVCacheManager:
     def watch_filled(self) -> None:
         """From here on take_filled() is asked for."""
         self._filled = []
+        self._worth_without_ends = self.groups.pages_behind(())
+
+    def expect(self, slot: int, ends: Iterable[int]) -> None:
+        """Others may start behind so many leading blocks of the slot: of windows, take_filled() tells what that takes
+        alone."""
+        if self._filled is not None and self._has_windows:
+            self._worth[slot] = self.groups.pages_behind(ends)
 
     def take_filled(self) -> list[tuple[int, bytes]]:
         """Blocks of tables that have been put on record since the last call, and what they hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -26,6 +27,10 @@ class Sightings:
         while len(counts) > self._most:
             counts.popitem(last=False)
         return reached
+
+    def num_leading(self, hashes: Iterable[bytes]) -> int:
+        """How many blocks of a prompt, from its beginning, have been seen in others."""
+        return sum(1 for _ in itertools.takewhile(self._counts.__contains__, hashes))
 
     def are_enough(self, block_hash: bytes) -> bool:
         return self._counts.get(block_hash, 0) >= self._threshold

@@ -11,6 +11,7 @@ from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, St
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from services.scheduler.frontends.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
+from shared.kv import block_hash
 from shared.kv.kv_source import KVSource
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -79,23 +80,27 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
 def encode_transfer(order: TransferOrder | DiskOrder) -> pb.AttachResponse:
     if isinstance(order, DiskOrder):
         return pb.AttachResponse(disk_transfer=_disk_transfer(order))
+    hashes, groups = block_hash.join_names(order.hashes)
     transfer = pb.Transfer(
         transfer_id=order.transfer_id,
         to_host=order.to_host,
         block_ids=u32_bytes(order.blocks),
         place_ids=u32_bytes(order.places),
-        block_hashes=b"".join(order.hashes),
+        block_hashes=hashes,
+        block_groups=groups,
     )
     return pb.AttachResponse(transfer=transfer)
 
 
 def _disk_transfer(order: DiskOrder) -> pb.DiskTransfer:
+    hashes, groups = block_hash.join_names(order.hashes)
     return pb.DiskTransfer(
         transfer_id=order.transfer_id,
         to_disk=order.to_disk,
         place_ids=u32_bytes(order.places),
         disk_place_ids=u32_bytes(order.disk_places),
-        block_hashes=b"".join(order.hashes),
+        block_hashes=hashes,
+        block_groups=groups,
     )
 
 

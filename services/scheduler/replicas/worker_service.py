@@ -302,14 +302,16 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
             core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)
     if core.transfers is not None:
-        await _adopt_tier(core.transfers.tier, hello.held_place_ids, hello.held_place_hashes)
+        names = block_hash.split_names(hello.held_place_hashes, hello.held_place_groups)
+        await _adopt_tier(core.transfers.tier, hello.held_place_ids, names)
         if core.transfers.disk is not None:
-            await _adopt_tier(core.transfers.disk.tier, hello.held_disk_place_ids, hello.held_disk_place_hashes)
+            names = block_hash.split_names(hello.held_disk_place_hashes, hello.held_disk_place_groups)
+            await _adopt_tier(core.transfers.disk.tier, hello.held_disk_place_ids, names)
             core.transfers.disk.offer(core.transfers.tier.held())
 
 
-async def _adopt_tier(tier: BlockTier, place_ids: bytes, hashes: bytes) -> None:
-    held = [*zip(u32(place_ids).tolist(), block_hash.split(hashes), strict=True)]
+async def _adopt_tier(tier: BlockTier, place_ids: bytes, names: list[bytes]) -> None:
+    held = [*zip(u32(place_ids).tolist(), names, strict=True)]
     for start in range(0, len(held), ADOPTED_AT_A_TIME):
         tier.adopt(held[start : start + ADOPTED_AT_A_TIME])
         await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from typing import Protocol
 from services.worker.kv.held_blocks import HeldReport
 from shared import columns
 from shared.errors import QuireError, Unavailable, to_proto
+from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -88,9 +89,9 @@ class Attachment:
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
         hello.held_place_ids = columns.u32_bytes(list(held.in_host_memory))
-        hello.held_place_hashes = b"".join(held.in_host_memory.values())
+        hello.held_place_hashes, hello.held_place_groups = block_hash.join_names(held.in_host_memory.values())
         hello.held_disk_place_ids = columns.u32_bytes(list(held.on_disk))
-        hello.held_disk_place_hashes = b"".join(held.on_disk.values())
+        hello.held_disk_place_hashes, hello.held_disk_place_groups = block_hash.join_names(held.on_disk.values())
         hello.adapters.extend(adapter.name for adapter, _ in held.adapters)
         hello.adapter_digests = b"".join(adapter.digest for adapter, _ in held.adapters)
         hello.adapter_paths.extend(path for _, path in held.adapters)

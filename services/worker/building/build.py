@@ -104,7 +104,14 @@ def _replica(
         memory.table,
         speculation=speculation,
         below=open_tiers(
-            settings, fitting, memory.caches, loaded.shape, drafter, layout=layout, observer=disk_observer
+            settings,
+            fitting,
+            memory.caches,
+            loaded.shape,
+            drafter,
+            place=site.place,
+            layout=layout,
+            observer=disk_observer,
         ),
         expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
         cost_model=CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize),

@@ -329,9 +329,12 @@ class DeviceWork:
         begun_ns = time.perf_counter_ns()
         try:
             moving = self._replica.move(order)
+            self._ranks.move(order)  # what this one cannot move none does
         except PlanViolation as violation:
             self._outlet.broke(receiver, f"transfer {order.transfer_id} breaks the session: {violation}")
             return
+        except RankFailure:
+            raise
         except Exception as error:
             self._outlet.not_moved(receiver, order.transfer_id, error)
             return

@@ -131,6 +131,7 @@ class Outcomes:
         if isinstance(move, BegunPages):
             self._replies.resolve(move.order.reply, move.content)
             return
+        self._ranks.moved(move.transfer_id)
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
         self._replies.moved(move.receiver, done)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.columns import I32
-from shared.kv.block_hash import block_hash
+from shared.kv.block_hash import block_hash, page_of
 from shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
@@ -33,8 +33,8 @@ class HeldReport:
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
     groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
-    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # hashes, by place
-    on_disk: dict[int, bytes] = field(default_factory=dict)  # hashes, by place, the least recently written first
+    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # names (shared/kv/block_hash.py), by place
+    on_disk: dict[int, bytes] = field(default_factory=dict)  # the same, the least recently written first
     adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
     asleep: Sequence[str] = ()
     sleep_level: int = 0
@@ -77,17 +77,20 @@ class HeldBlocks:
         self._parent_life[blocks] = self._life[parents]
         self._roots.update(roots)
 
-    def fill(self, blocks: Blocks, hashes: list[bytes]) -> None:
+    def fill(self, blocks: Blocks, names: list[bytes]) -> None:
         """They get what they hold from elsewhere; nobody owns them yet."""
+        pages = [page_of(name) for name in names]
         self._life[blocks] += 1
-        self._group[blocks] = 0
+        self._group[blocks] = [group for group, _ in pages]
         self._parent[blocks] = NO_PARENT
         self._num_written[blocks] = self._block_size
         self._known[blocks] = True
-        self._given.update(zip(blocks.tolist(), hashes, strict=True))
+        self._given.update(zip(blocks.tolist(), (digest for _, digest in pages), strict=True))
 
     def lose(self, blocks: Blocks) -> None:
         """Nobody knows what they hold."""
+        if self._windows:
+            self._bequeath(blocks)
         self._known[blocks] = False
         for block in blocks.tolist():
             self._given.pop(block, None)

@@ -20,11 +20,11 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
+from services.worker.offload.page_names import names_of
 from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import U32
 from shared.errors import InvalidArgument
-from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.worker_limits import MOST_BLOCKS
@@ -41,21 +41,21 @@ class BlockMove:
     to_host: bool
     blocks: U32
     places: U32
-    hashes: list[bytes]  # what they hold
+    names: list[bytes]  # of what they hold (shared/kv/block_hash.py)
 
     @classmethod
-    def of(cls, order: pb.Transfer, num_blocks: int, num_places: int) -> BlockMove:
+    def of(cls, order: pb.Transfer, num_blocks: int, num_places: int, num_groups: int = 1) -> BlockMove:
         """Raises PlanViolation."""
         blocks, places = columns.u32(order.block_ids), columns.u32(order.place_ids)
-        hashes = block_hash.split(order.block_hashes)
-        counts = (len(blocks), len(places), len(hashes))
+        names = names_of(order, num_groups)
+        counts = (len(blocks), len(places), len(names))
         require(len(set(counts)) == 1 and len(blocks) > 0, lambda: f"a transfer of {counts} blocks, places and hashes")
         for what, ids, first, end in (("block", blocks, 1, num_blocks), ("place", places, 0, num_places)):
             inside = bool(ids.min() >= first and ids.max() < end)
             require(inside, lambda: f"transfer: {what} ids are not all in {first}..{end - 1}: {ids}")  # noqa: B023
             once = len(np.unique(ids)) == len(ids)
             require(once, lambda: f"transfer: {what} ids come more than once: {ids}")  # noqa: B023
-        return cls(order.to_host, blocks, places, hashes)
+        return cls(order.to_host, blocks, places, names)
 
 
 class Moving(Protocol):
@@ -74,12 +74,12 @@ class Region(Protocol):
 
     @property
     def found(self) -> Mapping[int, bytes]:
-        """Hashes by place, of what an earlier life has left, the first written first."""
+        """Names by place, of what an earlier life has left, the first written first."""
 
     def clear(self, place: int) -> None:
         """Before it is written."""
 
-    def put(self, place: int, block_hash: bytes) -> None:
+    def put(self, place: int, name: bytes) -> None:
         """All of it is there."""
 
     def renew(self, identity: bytes) -> None:
@@ -109,7 +109,7 @@ class HostMemory:
             _pin(self._memory)
         self._stream = None if whole is None else torch.cuda.Stream()
         self._region, self._lock = region, threading.Lock()
-        self._content = {} if region is None else dict(region.found)  # hashes, by place
+        self._content = {} if region is None else dict(region.found)  # names, by place
         self._writes = [0] * num_places  # begun, of each place
         self._bytes = self._memory.view(num_places, -1).view(torch.uint8).numpy()
 
@@ -118,12 +118,12 @@ class HostMemory:
         found: npt.NDArray[np.uint8] = self._bytes[place]
         return found
 
-    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None:
+    def fill(self, place: int, name: bytes, content: bytearray) -> None:
         """Any thread, of a place that nothing moves from or to."""
         writes = self._begin_writing([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
-        self._content[place] = block_hash
-        self._written([place], writes, [block_hash])
+        self._content[place] = name
+        self._written([place], writes, [name])
 
     def begin(self, move: BlockMove) -> Moving:
         """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known
@@ -133,8 +133,8 @@ class HostMemory:
             return self._begin(move, places)
         writes = self._begin_writing(places)
         moving = self._begin(move, places)
-        self._content.update(zip(places, move.hashes, strict=True))
-        return moving if self._region is None else _Kept(moving, lambda: self._written(places, writes, move.hashes))
+        self._content.update(zip(places, move.names, strict=True))
+        return moving if self._region is None else _Kept(moving, lambda: self._written(places, writes, move.names))
 
     def _begin_writing(self, places: list[int]) -> list[int]:
         """They hold nothing until it is told that they do; returns what to tell it with."""
@@ -146,14 +146,14 @@ class HostMemory:
                     self._region.clear(place)
             return [self._writes[place] for place in places]
 
-    def _written(self, places: list[int], writes: list[int], hashes: list[bytes]) -> None:
+    def _written(self, places: list[int], writes: list[int], names: list[bytes]) -> None:
         """All of it is there; those that have been written again since are another's to tell."""
         if self._region is None:
             return
         with self._lock:
-            for place, write, block_hash in zip(places, writes, hashes, strict=True):
+            for place, write, name in zip(places, writes, names, strict=True):
                 if self._writes[place] == write:
-                    self._region.put(place, block_hash)
+                    self._region.put(place, name)
 
     def _begin(self, move: BlockMove, places: list[int]) -> Moving:
         if self._stream is None:
@@ -170,7 +170,7 @@ class HostMemory:
         return _Recorded(done)
 
     def held(self) -> dict[int, bytes]:
-        """Hashes by place, once all moves are done."""
+        """Names by place, once all moves are done."""
         if self._stream is not None:
             self._stream.synchronize()
         return dict(self._content)
@@ -208,16 +208,17 @@ class HostMemory:
         whole.index_copy_(1, ids, staged.transpose(0, 1))
 
 
-def count_places(gib: float, shape: BlockShape, already: int = 0) -> int:
-    """As many as there is room for in so many GiB, of which `already` bytes are there. Raises InvalidArgument."""
-    num_places, free = int(gib * GIB) // shape.num_bytes, free_host_bytes() + already
+def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int = 1) -> int:
+    """As many as there is room for in so many GiB, of which `already` bytes are there, and each of the ranks has its
+    share. Raises InvalidArgument."""
+    num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
     if not 1 <= num_places <= MOST_BLOCKS:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
             f"{MOST_BLOCKS} are possible",
             field="kv_offloading_size",
         )
-    if num_places * shape.num_bytes > free:
+    if num_places * shape.num_bytes * num_ranks > free:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB is more than the {free / GIB:.1f} GiB that this host has free",
             field="kv_offloading_size",

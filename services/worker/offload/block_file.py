@@ -1,9 +1,10 @@
 """The file of one KV block.
 
-    magic "QUIREKV" 1       8 bytes; the last is the version of this format
+    magic "QUIREKV" 2       8 bytes; the last is the version of this format
     bytes of the content    u64
     identity               32 bytes: what the content means, and the weights that it was computed with (identity.py)
     block hash             32 bytes: its tokens and all that come before (shared/kv/block_hash.py)
+    KV group                u32: of whose layers it is
     content's SHA-256      32 bytes
     header's SHA-256       32 bytes, of all of the above
     content                keys, then values of each layer, as they lie in memory
@@ -20,8 +21,10 @@ import stat
 import struct
 from pathlib import Path
 
-_FACTS = struct.Struct("<8sQ32s32s32s")
-MAGIC = b"QUIREKV\x01"
+from shared.kv.block_hash import page_of
+
+_FACTS = struct.Struct("<8sQ32s32sI32s")
+MAGIC = b"QUIREKV\x02"
 DIGEST_BYTES = 32
 HEADER_BYTES = _FACTS.size + DIGEST_BYTES
 
@@ -32,8 +35,9 @@ class WrongBlock(Exception):
     """The file does not hold that block."""
 
 
-def header(identity: bytes, block_hash: bytes, content: Content) -> bytes:
-    facts = _FACTS.pack(MAGIC, len(content), identity, block_hash, hashlib.sha256(content).digest())
+def header(identity: bytes, name: bytes, content: Content) -> bytes:
+    group, block_hash = page_of(name)
+    facts = _FACTS.pack(MAGIC, len(content), identity, block_hash, group, hashlib.sha256(content).digest())
     return facts + hashlib.sha256(facts).digest()
 
 
@@ -51,7 +55,7 @@ def write(path: Path, head: bytes, content: Content) -> None:
         os.close(fd)
 
 
-def read_into(path: Path, identity: bytes, block_hash: bytes, content: bytearray) -> None:
+def read_into(path: Path, identity: bytes, name: bytes, content: bytearray) -> None:
     """Raises WrongBlock with what is wrong with the file, or OSError; then `content` means nothing."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -60,7 +64,7 @@ def read_into(path: Path, identity: bytes, block_hash: bytes, content: bytearray
         head = bytearray(HEADER_BYTES)
         if _read_all(fd, head) < HEADER_BYTES:
             raise WrongBlock("it is shorter than its header")
-        expected = _check(head, identity, block_hash, len(content))
+        expected = _check(head, identity, name, len(content))
         if _read_all(fd, content) < len(content) or os.read(fd, 1):
             raise WrongBlock("it is not as long as its header says")
     finally:
@@ -69,15 +73,15 @@ def read_into(path: Path, identity: bytes, block_hash: bytes, content: bytearray
         raise WrongBlock("its content is not what its checksum says")
 
 
-def _check(head: bytearray, identity: bytes, block_hash: bytes, num_bytes: int) -> bytes:
+def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> bytes:
     """The checksum of the content."""
     facts, digest = bytes(head[: _FACTS.size]), bytes(head[_FACTS.size :])
-    magic, length, whose, name, content = _FACTS.unpack(facts)
+    magic, length, whose, block_hash, group, content = _FACTS.unpack(facts)
     if magic != MAGIC or hashlib.sha256(facts).digest() != digest:
         raise WrongBlock("its header is torn")
     if whose != identity:
         raise WrongBlock("it is of other weights, or of another layout")
-    if name != block_hash:
+    if (group, block_hash) != page_of(wanted):
         raise WrongBlock("it holds another block")
     if length != num_bytes:
         raise WrongBlock(f"it holds {length} bytes, and a block has {num_bytes}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.worker.offload.page_names import names_of
 from services.worker.step.plan_violation import require
 from shared import columns
-from shared.kv import block_hash
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
@@ -20,17 +20,16 @@ class DiskMove:
     to_disk: bool
     places: list[int]  # in host memory
     disk_places: list[int]
-    hashes: list[bytes]  # what they hold
+    names: list[bytes]  # of what they hold (shared/kv/block_hash.py)
 
     @classmethod
-    def of(cls, order: pb.DiskTransfer, num_places: int, num_disk_places: int) -> DiskMove:
+    def of(cls, order: pb.DiskTransfer, num_places: int, num_disk_places: int, num_groups: int = 1) -> DiskMove:
         """Raises PlanViolation."""
         places, on_disk = columns.u32(order.place_ids), columns.u32(order.disk_place_ids)
-        hashes = block_hash.split(order.block_hashes)
-        counts = (len(places), len(on_disk), len(hashes))
-        whole = len(order.block_hashes) % block_hash.HASH_BYTES == 0
+        names = names_of(order, num_groups)
+        counts = (len(places), len(on_disk), len(names))
         require(
-            whole and len(set(counts)) == 1 and len(places) > 0,
+            len(set(counts)) == 1 and len(places) > 0,
             lambda: f"a transfer of {counts} places, places on disk and hashes",
         )
         for what, ids, end in (("place", places, num_places), ("place on disk", on_disk, num_disk_places)):
@@ -38,7 +37,7 @@ class DiskMove:
             require(inside, lambda: f"disk transfer: {what} ids are not all in 0..{end - 1}: {ids}")  # noqa: B023
             once = len(np.unique(ids)) == len(ids)
             require(once, lambda: f"disk transfer: {what} ids come more than once: {ids}")  # noqa: B023
-        return cls(order.to_disk, places.tolist(), on_disk.tolist(), hashes)
+        return cls(order.to_disk, places.tolist(), on_disk.tolist(), names)
 
 
 Answer = Callable[[list[int], int], None]  # the blocks that could not be moved, counted from 0; microseconds
@@ -57,4 +56,4 @@ class MoveUnderWay:
     answered: bool = False
 
     def __post_init__(self) -> None:
-        self.remaining = set(range(len(self.move.hashes)))
+        self.remaining = set(range(len(self.move.names)))

@@ -49,7 +49,7 @@ class Places(Protocol):
     def row(self, place: int) -> npt.NDArray[np.uint8]:
         """What a place holds, [block_bytes]: no copy."""
 
-    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None: ...
+    def fill(self, place: int, name: bytes, content: bytearray) -> None: ...
 
 
 class DiskObserver(Protocol):
@@ -95,7 +95,7 @@ class DiskStore:
         self._life = 0
         self._under_way: set[MoveUnderWay] = set()
         found = folder.open(identity, about, num_places, memory.block_bytes)
-        self._content = {block.place: block.block_hash for block in found}
+        self._content = {block.place: block.name for block in found}
         self._generation = folder.present
         self._names = itertools.count()
         self._failures: dict[tuple[str, str], int] = {}
@@ -115,7 +115,7 @@ class DiskStore:
     # What is asked.
 
     def held(self) -> dict[int, bytes]:
-        """Hashes by place, the least recently written first."""
+        """Names by place, the least recently written first."""
         with self._lock:
             return dict(self._content)
 
@@ -130,11 +130,11 @@ class DiskStore:
                 self._under_way.add(under_way)
                 self._overdue.notify()
         if busy:
-            for _ in move.hashes:
+            for _ in move.names:
                 self._failed(kind, "busy")
-            answer([*range(len(move.hashes))], 0)
+            answer([*range(len(move.names))], 0)
             return
-        for number in range(len(move.hashes)):
+        for number in range(len(move.names)):
             self._tasks[kind].put(functools.partial(self._move, under_way, number))
 
     def settle(self) -> dict[int, bytes]:
@@ -206,7 +206,7 @@ class DiskStore:
     def _write(self, under_way: MoveUnderWay, number: int) -> bool:
         """False if it is of no use any more."""
         move = under_way.move
-        place, name = move.disk_places[number], move.hashes[number]
+        place, name = move.disk_places[number], move.names[number]
         with self._lock:
             generation, identity = self._generation, self._identity
             old = None if under_way.answered else self._content.pop(place, None)
@@ -236,7 +236,7 @@ class DiskStore:
     def _read(self, under_way: MoveUnderWay, number: int) -> bool:
         """False if it is of no use any more."""
         move = under_way.move
-        place, name = move.disk_places[number], move.hashes[number]
+        place, name = move.disk_places[number], move.names[number]
         with self._lock:
             generation, identity = self._generation, self._identity
         path, content = file_of(generation, place, name), bytearray(self._memory.block_bytes)

@@ -3,7 +3,7 @@
     FOLDER/WORKER/lock                                      held while the worker lives
     FOLDER/WORKER/weights.json                              digests of the files of the weights, as they were read
     FOLDER/WORKER/IDENTITY-NUMBER/about.json                what the identity was made of, for people
-    FOLDER/WORKER/IDENTITY-NUMBER/GROUP/PLACE-HASH.kv       a block (block_file.py)
+    FOLDER/WORKER/IDENTITY-NUMBER/SHARE/PLACE-NAME.kv       a block (block_file.py), by its name (block_hash.py)
 
 A forgotten cache begins a folder of another NUMBER, and the old one is removed beside the work. Whatever else lies in
 WORKER is of another life and goes when the worker starts.
@@ -26,9 +26,9 @@ from urllib.parse import quote
 from services.worker.offload.block_file import HEADER_BYTES
 from shared.errors import InvalidArgument
 
-_BLOCK = re.compile(r"([0-9a-f]{8})-([0-9a-f]{64})\.kv")
+_BLOCK = re.compile(r"([0-9a-f]{8})-((?:[0-9a-f]{2})?[0-9a-f]{64})\.kv")
 _GENERATION = re.compile(r"([0-9a-f]{64})-([0-9]{1,9})")
-GROUP_BITS = 10  # a folder of at most so many places
+SHARE_BITS = 10  # a folder of at most so many places
 LOCK, ABOUT, DIGESTS = "lock", "about.json", "weights.json"
 
 
@@ -36,7 +36,7 @@ class FoundBlock(NamedTuple):
     """A file of an earlier life that has the right name and size. What it holds is checked when it is read."""
 
     place: int
-    block_hash: bytes
+    name: bytes
 
 
 class OwnFolder:
@@ -107,8 +107,8 @@ class BlockFolder:
                 yield int(match[2])
 
 
-def file_of(generation: Path, place: int, block_hash: bytes) -> Path:
-    return generation / f"{place >> GROUP_BITS:x}" / f"{place:08x}-{block_hash.hex()}.kv"
+def file_of(generation: Path, place: int, name: bytes) -> Path:
+    return generation / f"{place >> SHARE_BITS:x}" / f"{place:08x}-{name.hex()}.kv"
 
 
 def remove(path: Path) -> None:
@@ -122,10 +122,10 @@ def remove(path: Path) -> None:
 
 def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[int, FoundBlock, Path]]:
     """With the time at which each was written. Files that cannot be blocks of this worker are removed."""
-    for group in generation.iterdir():
-        if not group.is_dir():
+    for share in generation.iterdir():
+        if not share.is_dir():
             continue
-        for path in group.iterdir():
+        for path in share.iterdir():
             match, status = _BLOCK.fullmatch(path.name), path.lstat()
             place = int(match[1], 16) if match else num_places
             if match and place < num_places and stat.S_ISREG(status.st_mode) and status.st_size == num_bytes:
@@ -137,13 +137,13 @@ def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[
 def _newest(found: Iterator[tuple[int, FoundBlock, Path]]) -> list[FoundBlock]:
     """Of several with one place, or of one block, the newest."""
     places: set[int] = set()
-    hashes: set[bytes] = set()
+    names: set[bytes] = set()
     kept = []
     for _, block, path in sorted(found, key=lambda row: row[0], reverse=True):
-        if block.place in places or block.block_hash in hashes:
+        if block.place in places or block.name in names:
             remove(path)
             continue
         places.add(block.place)
-        hashes.add(block.block_hash)
+        names.add(block.name)
         kept.append(block)
     return kept[::-1]

@@ -1,7 +1,8 @@
 """Host memory that outlives the worker: a file in a tmpfs, mapped, which a worker that is started again finds.
 
-    header        magic "QUIREHM" 1, places u64, bytes of a block u64, identity, boot, SHA-256 of these
-    table         of each place: the block's hash, a number that ascends u64, SHA-256 of identity, place and these
+    header        magic "QUIREHM" 2, places u64, bytes of a block u64, identity, boot, SHA-256 of these
+    table         of each place: the block's hash, its KV group u64, a number that ascends u64, SHA-256 of identity,
+                  place and these
     content       of each place a block
 
 Each part begins at a multiple of 4096 bytes. An entry is cleared before its place is written and made when all of it is
@@ -24,11 +25,12 @@ import numpy.typing as npt
 
 from services.worker.offload.folder import OwnFolder
 from shared.errors import InvalidArgument
+from shared.kv.block_hash import page_name, page_of
 
-MAGIC = b"QUIREHM\x01"
+MAGIC = b"QUIREHM\x02"
 PAGE = 4096
 _HEADER = struct.Struct("<8sQQ32s32s")
-_ENTRY = struct.Struct("<32sQ32s")
+_ENTRY = struct.Struct("<32sQQ32s")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
 FIELD = "kv_offloading_region"
@@ -69,9 +71,7 @@ class HostRegion:
         self._table = whole[PAGE : PAGE + num_places * _ENTRY.size].reshape(num_places, _ENTRY.size)
         self.content: npt.NDArray[np.uint8] = whole[PAGE + table :].reshape(num_places, block_bytes)
         entries = self._read() if found else []
-        self.found = {
-            place: block_hash for _, place, block_hash in entries
-        }  # the one that was written first comes first
+        self.found = {place: name for _, place, name in entries}  # the one that was written first comes first
         self._numbers = itertools.count(entries[-1][0] + 1 if entries else 1)
         if not found:
             self._map[:PAGE] = self._header()
@@ -80,10 +80,11 @@ class HostRegion:
         """Before it is written."""
         self._table[place] = 0
 
-    def put(self, place: int, block_hash: bytes) -> None:
+    def put(self, place: int, name: bytes) -> None:
         """All of it is there."""
         number = next(self._numbers)
-        entry = _ENTRY.pack(block_hash, number, self._checksum(place, block_hash, number))
+        group, block_hash = page_of(name)
+        entry = _ENTRY.pack(block_hash, group, number, self._checksum(place, block_hash, group, number))
         self._table[place] = np.frombuffer(entry, dtype=np.uint8)
 
     def renew(self, identity: bytes) -> None:
@@ -93,16 +94,16 @@ class HostRegion:
         self._map[:PAGE] = self._header()
 
     def _read(self) -> list[tuple[int, int, bytes]]:
-        """(number, place, hash) of all entries that are whole, the first written first."""
+        """(number, place, name) of all entries that are whole, the first written first."""
         found = []
         for place in np.flatnonzero(self._table.any(axis=1)).tolist():
-            block_hash, number, checksum = _ENTRY.unpack(self._table[place].tobytes())
-            if checksum == self._checksum(place, block_hash, number):
-                found.append((number, place, block_hash))
+            block_hash, group, number, checksum = _ENTRY.unpack(self._table[place].tobytes())
+            if checksum == self._checksum(place, block_hash, group, number):
+                found.append((number, place, page_name(block_hash, group)))
         return sorted(found)
 
-    def _checksum(self, place: int, block_hash: bytes, number: int) -> bytes:
-        return hashlib.sha256(self._identity + struct.pack("<QQ", place, number) + block_hash).digest()
+    def _checksum(self, place: int, block_hash: bytes, group: int, number: int) -> bytes:
+        return hashlib.sha256(self._identity + struct.pack("<QQQ", place, group, number) + block_hash).digest()
 
     def _header(self) -> bytes:
         boot = hashlib.sha256(_read(_BOOT).encode()).digest()

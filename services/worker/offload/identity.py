@@ -15,7 +15,7 @@ from shared.logs import logger
 
 log = logger("worker.offload")
 
-FORMAT = 1  # raised when blocks come to mean something else
+FORMAT = 2  # raised when blocks come to mean something else
 READ_BYTES = 8 << 20
 NUM_READERS = 4
 

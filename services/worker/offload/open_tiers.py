@@ -10,6 +10,7 @@ from pathlib import Path
 from services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import GIB, BlockShape
+from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.offload import host_region
 from services.worker.offload.block_file import HEADER_BYTES
@@ -20,6 +21,7 @@ from services.worker.offload.identity import identity_of, weights_digest
 from services.worker.offload.tiers import Tiers
 from services.worker.spec_decode.drafter import Drafter
 from shared.errors import InvalidArgument
+from shared.kv.kv_specs import KVGroup
 from shared.logs import logger
 from shared.settings import WorkerSettings
 from shared.worker_limits import MOST_BLOCKS
@@ -36,6 +38,7 @@ def open_tiers(
     shape: BlockShape,
     drafter: Drafter | None,
     *,
+    place: Placement,
     layout: bytes,
     observer: DiskObserver,
 ) -> Tiers:
@@ -49,37 +52,45 @@ def open_tiers(
                 field="kv_offloading_disk",
             )
         return Tiers()
-    reason = _reason_against(settings, fitting, drafter)
+    reason = _reason_against(settings, drafter)
     if reason:
         raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
+    _check_ranks(settings)
     if bool(folder) != bool(settings.kv_offloading_disk_size):
         raise InvalidArgument(
             f"kv_offloading_disk_size: {settings.kv_offloading_disk_size} GiB in the folder {folder!r}: one needs the "
             "other",
             field="kv_offloading_disk_size",
         )
-    name = Identity(settings, layout)
-    host_memory = _open_host_memory(settings, memory, shape, name)
+    name = Identity(settings, layout, fitting.layout.groups)
+    host_memory = _open_host_memory(settings, memory, shape, name, place)
     disk = _open_disk(settings, host_memory, name, observer) if folder else None
     return Tiers(host_memory, disk, name.known)
 
 
-def _reason_against(settings: WorkerSettings, fitting: Limits, drafter: Drafter | None) -> str:
-    if settings.num_ranks > 1:
-        return f"ranks of a group of {settings.num_ranks} have no memory in common for their parts of a block"
-    if fitting.num_groups > 1 or fitting.layout.windows:
-        return "layers with windows or states keep their blocks on the device"
+def _reason_against(settings: WorkerSettings, drafter: Drafter | None) -> str:
+    if settings.pipeline_parallel_size > 1:
+        return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
     if drafter is not None and drafter.block_bytes:
         return "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
     return ""
 
 
+def _check_ranks(settings: WorkerSettings) -> None:
+    """What outlives the worker has one owner."""
+    for field in ("kv_offloading_region", "kv_offloading_disk"):
+        folder = getattr(settings, field)
+        if folder and settings.num_ranks > 1:
+            reason = f"each of {settings.num_ranks} ranks has a part of every block, in memory of its own"
+            raise InvalidArgument(f"{field}: {folder!r}: {reason}", field=field)
+
+
 def _open_host_memory(
-    settings: WorkerSettings, memory: Sequence[LayerCache], shape: BlockShape, name: Identity
+    settings: WorkerSettings, memory: Sequence[LayerCache], shape: BlockShape, name: Identity, place: Placement
 ) -> HostMemory:
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
-    if not parent:
-        return open_host_memory(memory, count_places(gib, shape))
+    if not parent:  # all ranks have as many places, and share the memory out among them
+        return open_host_memory(memory, place.least(count_places(gib, shape, num_ranks=settings.num_ranks)))
     folder = OwnFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
     try:
         num_places = count_places(gib, shape, already=host_region.is_there(folder))
@@ -126,8 +137,8 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
 class Identity:
     """What the bytes of this worker's blocks mean, worked out when somebody asks."""
 
-    def __init__(self, settings: WorkerSettings, layout: bytes) -> None:
-        self._settings, self._layout = settings, layout
+    def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:
+        self._settings, self._layout, self._groups = settings, layout, groups
         self.known = b""  # empty: nobody has asked
         self.about: Mapping[str, object] = {}
 
@@ -144,5 +155,6 @@ class Identity:
                 device=settings.device,
                 kv_cache_dtype=settings.kv_cache_dtype,
                 batch_invariant=settings.batch_invariant,
+                groups=[f"{group.spec}: layers {', '.join(map(str, group.layers))}" for group in self._groups],
             )
         return self.known

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from services.worker.flight import StepInFlight
+from services.worker.kv.host_memory import Moving
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.ring import RingReader
 from services.worker.ranks.seat import Seat
@@ -96,6 +97,7 @@ class Follower:
         self._in_first_stage = part.in_first_stage
         self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
         self._flights: deque[StepInFlight] = deque()
+        self._moves: dict[int, Moving] = {}  # of blocks, by transfer, that rank 0 has not done yet
 
     def follow(self) -> None:
         """Until it is told to stop."""
@@ -115,18 +117,31 @@ class Follower:
                     self._record(down_to=self._most_in_flight)
             case Kind.REST:
                 self._record(down_to=0)
+                self._end_moves()
                 self._grammars.release_all()
                 self._replica.rest()
                 self._lines.reply(Reply(command.number, done=True))
             case Kind.ORDER:
                 self._record(down_to=0)
                 self._lines.reply(Reply(command.number, done=True, text=self._carry_out(command.body)))
+            case Kind.MOVE:
+                order = pb.Transfer.FromString(command.body)
+                self._moves[order.transfer_id] = self._replica.move(order)
+            case Kind.MOVED:
+                moving = self._moves.pop(int.from_bytes(command.body, "little"), None)
+                if moving is not None:  # else it was of an epoch that has ended
+                    moving.wait()
             case Kind.FORGET_CACHE:
                 self._replica.forget_cache()
             case Kind.PREPARE_GRAMMAR:
                 self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
             case Kind.RELEASE_GRAMMAR:
                 self._grammars.release(command.body)
+
+    def _end_moves(self) -> None:
+        for moving in self._moves.values():
+            moving.wait()
+        self._moves.clear()
 
     def _carry_out(self, order: bytes) -> bytes:
         """Returns why it cannot be."""

@@ -45,6 +45,14 @@ class RankGroup(Protocol):
     def forget_cache(self) -> None:
         """Every rank forgets what its blocks hold."""
 
+    def move(self, order: pb.Transfer) -> None:
+        """Every rank begins to move its part of the same blocks, behind the plans and the moves before. A rank that
+        cannot is found by the next collect() or rest()."""
+
+    def moved(self, transfer_id: int) -> None:
+        """Rank 0 has moved its part: no rank does anything that is ordered from here on before it has moved its own.
+        Any thread may say it."""
+
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
         """Every rank prepares it, before the plans that name it."""
 
@@ -87,6 +95,12 @@ class OneRank:
         """There is no other rank."""
 
     def forget_cache(self) -> None:
+        """There is no other rank."""
+
+    def move(self, order: pb.Transfer) -> None:
+        """There is no other rank."""
+
+    def moved(self, transfer_id: int) -> None:
         """There is no other rank."""
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:

@@ -15,7 +15,7 @@ from services.worker.ranks.group import RankFailure
 from services.worker.ranks.hosts.nodes import ALONE, Nodes
 from services.worker.ranks.processes import Rank, RankProcesses
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import ANSWERED, Command, Kind, fingerprint
+from services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, Kind, fingerprint
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -45,7 +45,7 @@ class LocalRanks:
         per_host = size // nodes.num_hosts
         self.seats = [Seat(rank, size, host, port, stages, per_host, nodes.interface) for rank in range(per_host)]
         self._number = 0  # of the last command
-        self._writing = threading.Lock()  # commands come from the device's thread, the last one from any
+        self._writing = threading.Lock()  # commands come from the device's thread, ends of moves and of all from any
         self._local = RankProcesses(self.seats[1:], build)
         self._nodes = nodes
         nodes.open(self.seats[0])
@@ -72,6 +72,12 @@ class LocalRanks:
         for rank in self._ranks:
             if rank.reply_to(ticket, PATIENCE_S).text != own:
                 raise RankFailure(f"rank {rank.number} derived another step than rank 0")
+
+    def move(self, order: pb.Transfer) -> None:
+        self._send(Kind.MOVE, order.SerializeToString())
+
+    def moved(self, transfer_id: int) -> None:
+        self._send(Kind.MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
         self._send(Kind.PREPARE_GRAMMAR, order.SerializeToString())

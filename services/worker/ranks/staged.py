@@ -11,7 +11,7 @@ from shared.settings import WorkerSettings
 
 
 def check(settings: WorkerSettings, family: type[CausalLM], seat: Seat) -> None:
-    """Raises InvalidArgument. Adapters and KV in host memory refuse every group of ranks by themselves."""
+    """Raises InvalidArgument. KV in host memory refuses stages by itself."""
     if seat.stages == 1:
         return
     few = f"{settings.max_num_seqs} sequences cannot be with {seat.stages} stages at a time"

@@ -1,8 +1,9 @@
 """What goes between rank 0 and another rank of its host.
 
 A command is its number (8 bytes), its kind (1 byte) and what belongs to it: a plan is the serialized StepPlan, a
-grammar its PrepareGrammar, an order its DeviceOrder. Plans, rests and orders are answered by their number and whether
-they went well (1 byte): a plan's fingerprint, why an order was refused (nothing if it was not), or the error's text.
+grammar its PrepareGrammar, an order its DeviceOrder, a move its Transfer, the end of a move the transfer's id. Plans,
+rests and orders are answered by their number and whether they went well (1 byte): a plan's fingerprint, why an order
+was refused (nothing if it was not), or the error's text; anything else only if it went wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from services.worker.step.step_inputs import StepInputs
 
 HEAD = struct.Struct("<QB")
+TRANSFER_ID_BYTES = 8
 
 
 class Kind(enum.IntEnum):
@@ -28,6 +30,8 @@ class Kind(enum.IntEnum):
     RELEASE_GRAMMAR = 6
     ORDER = 7
     SETTLE = 8
+    MOVE = 9
+    MOVED = 10
 
 
 ANSWERED = frozenset({Kind.PLAN, Kind.REST, Kind.ORDER})

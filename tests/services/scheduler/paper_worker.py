@@ -21,6 +21,9 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from shared.kv.kv_specs import State, reach
 
+Entry = tuple[int, bytes]  # of a group: KV of a position, or a state
+Content = tuple[list[Entry], Entry]  # of a page: KV of its positions, and the state
+NOTHING: Entry = (-1, b"")
 VOCAB = 50
 EOS = 49
 
@@ -83,8 +86,8 @@ class PaperWorker:
         self._states = [group for group, spec in enumerate(limits.kv_specs) if isinstance(spec, State)]
         self.states: dict[int, tuple[int, bytes]] = {}  # by block
         self._num_groups = len(limits.kv_specs)
-        self.host: dict[tuple[int, int], tuple[int, bytes]] = {}
-        self.disk: dict[int, tuple[bytes, list[tuple[int, bytes]]]] = {}  # by place: the name, and what it holds
+        self.host: dict[int, Content] = {}  # by place
+        self.disk: dict[int, tuple[bytes, Content]] = {}  # by place: the name, and what it holds
         self.num_computed_tokens = 0
         self._last_step = 0
 
@@ -250,11 +253,17 @@ class PaperWorker:
     def transfer(self, order: TransferOrder) -> None:
         """Whole blocks to host memory, or back."""
         for block, place in zip(order.blocks, order.places, strict=True):
-            for offset in range(self.limits.block_size):
-                if order.to_host:
-                    self.host[place, offset] = self.kv[block, offset]
-                else:
-                    self.kv[block, offset] = self.host[place, offset]
+            if order.to_host:
+                self.host[place] = self._content(block)
+                continue
+            entries, state = self.host[place]
+            self.states[block] = state
+            for offset, entry in enumerate(entries):
+                self.kv[block, offset] = entry
+
+    def _content(self, block: int) -> Content:
+        entries = [self.kv.get((block, offset), NOTHING) for offset in range(self.limits.block_size)]
+        return entries, self.states.get(block, NOTHING)
 
     def disk_transfer(self, order: DiskOrder, failing: Collection[int] = ()) -> set[int]:
         """Blocks to disk, or back; returns those, counted from 0, that could not be moved."""
@@ -262,15 +271,14 @@ class PaperWorker:
         for number, (place, on_disk, name) in enumerate(
             zip(order.places, order.disk_places, order.hashes, strict=True)
         ):
-            row = [(place, offset) for offset in range(self.limits.block_size)]
             if number in failing:
                 self.disk.pop(on_disk, None)
             elif order.to_disk:
-                self.disk[on_disk] = name, [self.host[key] for key in row]
-            elif self.disk.get(on_disk, (b"", []))[0] != name:
+                self.disk[on_disk] = name, self.host[place]
+            elif on_disk not in self.disk or self.disk[on_disk][0] != name:
                 lost.add(number)
             else:
-                self.host.update(zip(row, self.disk[on_disk][1], strict=True))
+                self.host[place] = self.disk[on_disk][1]
         return lost
 
     def adopt(self, blocks: list[int], prefixes: list[list[int]]) -> None:

@@ -393,6 +393,19 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         ),
         (worker_pb2.WorkerHello(kv_groups=[{"state": {}}]), r"kv_groups\[0\].state.num_bytes: worker w1 has 0"),
         (worker_pb2.WorkerHello(held_block_groups=b"1234"), "held_block_groups: worker w1 sent 4 bytes for 0 blocks"),
+        (
+            worker_pb2.WorkerHello(held_place_groups=b"12345678"),
+            "held_place_groups: worker w1 sent 8 bytes for 0 blocks",
+        ),
+        (
+            worker_pb2.WorkerHello(
+                num_host_blocks=2,
+                held_place_ids=bytes(4),
+                held_place_hashes=bytes(32),
+                held_place_groups=b"\1\0\0\0",
+            ),
+            "held_place_groups: worker w1 has 1 groups, and sent 1",
+        ),
         (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
         (worker_pb2.WorkerHello(adapters=["a"]), "adapters: the cluster has none, worker w1 has a"),
         (

@@ -66,7 +66,7 @@ class Admitter:
                 return
             state.next_waiting()
             if state.transfers is not None and not sequence.started:
-                state.transfers.sight(sequence.block_hashes, sequence.kv_priority)
+                state.transfers.sight(sequence, len(start.whole) // state.kv.num_groups)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
 
@@ -91,7 +91,8 @@ class Admitter:
             return False
         if not self._entry.fits_now(sequence, start, state.limits.watermark_blocks):
             return False
-        return state.block_on_transfer(sequence, start.whole, self._entry.most_read(sequence) - len(start.whole))
+        num_found = len(start.whole) // state.kv.num_groups
+        return state.block_on_transfer(sequence, start.whole, self._entry.most_read(sequence) - num_found)
 
     def _fits(self, sequence: Sequence, start: Start) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody

@@ -19,7 +19,7 @@ class TransferOrder:
     to_host: bool  # else to the device
     blocks: list[int]
     places: list[int]  # in host memory, same order
-    hashes: list[bytes]  # what they hold
+    hashes: list[bytes]  # names of what they hold (shared/kv/block_hash.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class DiskOrder:
     to_disk: bool  # else to host memory
     places: list[int]  # in host memory
     disk_places: list[int]  # same order
-    hashes: list[bytes]  # what they hold
+    hashes: list[bytes]  # names of what they hold (shared/kv/block_hash.py)
 
 
 Order = TypeVar("Order", TransferOrder, DiskOrder)

@@ -2,15 +2,16 @@
 
 What steps fill is copied to host memory as soon as it is on record. A sequence whose prompt goes on there, where the
 device's cache ends, waits, blocked, until those blocks are back; it then finds them as if they had never left. What
-lies on disk comes to host memory first. A transfer holds its blocks until the worker has told that it is done: nobody
-takes or writes them meanwhile.
+lies on disk comes to host memory first. Which pages of windows and states are stored, and what a start takes of them,
+says reach.py. A transfer holds its blocks until the worker has told that it is done: nobody takes or writes them
+meanwhile.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Blocks
 
 from services.scheduler.core.counts import Counts
@@ -18,13 +19,13 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers.disk_transfers import DiskTransfers
 from services.scheduler.core.transfers.limits import TierLimits
 from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
+from services.scheduler.core.transfers.reach import Holds, Pages, reach_of
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.eviction import POLICIES
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from services.scheduler.kv_cache.kv_priority import KVPriority
 from services.scheduler.kv_cache.sightings import Sightings
+from shared.kv.block_hash import page_of
 
-LEAST_BLOCKS = 2  # that are worth the wait
 STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
 
 
@@ -32,7 +33,6 @@ class Transfers:
     """Decides what moves, and knows who waits for it."""
 
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: Counts) -> None:
-        assert kv.groups.plain, "blocks of several groups stay on the device"
         make = POLICIES[tiers.policy]
         self.tier = BlockTier(tiers.num_host_blocks, make)
         self._kv = kv
@@ -43,7 +43,10 @@ class Transfers:
         self._coming: dict[bytes, int] = {}  # what is on its way to the device, and by which transfer
         self._most_storing = max(1, kv.pool.num_blocks // STORING_SHARE)
         self._filled: deque[tuple[int, bytes]] = deque(maxlen=kv.pool.num_blocks)  # yet to be stored, and their hashes
-        self._sightings = Sightings(tiers.store_threshold) if tiers.store_threshold > 1 else None
+        self._reach = reach_of(kv)
+        self._has_threshold, self._has_forks = tiers.store_threshold > 1, kv.groups.has_windows
+        counted = self._has_threshold or self._has_forks
+        self._sightings = Sightings(max(1, tiers.store_threshold)) if counted else None
         self.disk: DiskTransfers | None = None
         if tiers.num_disk_blocks:
             on_disk = BlockTier(tiers.num_disk_blocks, make)
@@ -70,17 +73,18 @@ class Transfers:
         """Whether the worker owes word of this transfer."""
         return transfer_id in self._under_way or (self.disk is not None and self.disk.awaits(transfer_id))
 
-    def num_behind(self, hashes: Blocks[bytes], start: int) -> int:
-        """How many blocks of a chain, from the one at `start` on, could be brought back."""
-        end, holds = start, self.tier.holds
+    def num_behind(self, hashes: Blocks[bytes], found: Blocks[int], most: int) -> int:
+        """How many block positions of a chain, at most `most`, could be brought back behind the blocks `found` on the
+        device."""
+        return self._reach.num_behind(hashes, found, most, self._holds)
+
+    @property
+    def _holds(self) -> Holds:
+        """Whether a page lies below the device."""
         if self.disk is None:
-            while end < len(hashes) and holds(hashes[end]):
-                end += 1
-        else:
-            on_disk = self.disk.tier.holds
-            while end < len(hashes) and (holds(hashes[end]) or on_disk(hashes[end])):
-                end += 1
-        return end - start
+            return self.tier.holds
+        host, disk = self.tier.holds, self.disk.tier.holds
+        return lambda name: host(name) or disk(name)
 
     def take_orders(self) -> Blocks[TransferOrder | DiskOrder]:
         """In the order in which the worker must get them, behind the plans that are out."""
@@ -89,17 +93,29 @@ class Transfers:
 
     # What is ordered.
 
-    def sight(self, hashes: Blocks[bytes], priority: KVPriority) -> None:
-        """They are those of a prompt that comes in: what lies below the device is wanted again, and what was seen too
-        seldom to be stored, and is on the device, may be by now."""
-        self.tier.mark(hashes, priority)
-        self.tier.touch(hashes)
-        if self.disk is not None:
-            self.disk.tier.mark(hashes, priority)
-            self.disk.tier.touch(hashes)
-        if self._sightings is not None:
-            found = ((self._kv.pool.find(block_hash), block_hash) for block_hash in self._sightings.see(hashes))
-            self._filled += [(block, block_hash) for block, block_hash in found if block is not None]
+    def sight(self, sequence: Sequence, num_found: int) -> None:
+        """It comes in, behind so many block positions: what of its prompt lies below the device is wanted again, and
+        what was not worth storing before, and is on the device, may be by now."""
+        hashes, sightings = sequence.block_hashes, self._sightings
+        fork = sightings.num_leading(hashes) if sightings is not None and self._has_forks else 0
+        names, started = self._reach.sight(sequence, num_found, fork)
+        for tier in (self.tier,) if self.disk is None else (self.tier, self.disk.tier):
+            tier.mark(names, sequence.kv_priority)
+            tier.touch(names)
+        if sightings is not None:
+            reached = frozenset(sightings.see(hashes))
+            if self._has_threshold:
+                self._offer(name for name in names if page_of(name)[1] in reached)
+        self._offer(started)
+
+    def stop(self, sequence: Sequence) -> None:
+        """It gives up its slot: somebody may go on from where it is."""
+        self._offer(self._reach.end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
+
+    def _offer(self, names: Iterable[bytes]) -> None:
+        """They are worth storing, if the device has them."""
+        found = ((self._kv.pool.find(name), name) for name in names)
+        self._filled += [(block, name) for block, name in found if block is not None]
 
     def store_filled(self) -> None:
         """Copies to host memory what the steps that are ordered fill, in turn, as far as there is room for it; what the
@@ -120,32 +136,48 @@ class Transfers:
             order = self._order(TransferOrder(next(self._ids), True, blocks, places, hashes))
             self._kv.hold(order.transfer_id, blocks)
 
-    def _is_worth_storing(self, block_hash: bytes) -> bool:
-        if self.tier.knows(block_hash):
+    def _is_worth_storing(self, name: bytes) -> bool:
+        if self.tier.knows(name):
             return False
-        return self._sightings is None or self._sightings.are_enough(block_hash) or self.tier.is_high(block_hash)
+        if not self._has_threshold or self.tier.is_high(name):
+            return True
+        return self._sightings is not None and self._sightings.are_enough(page_of(name)[1])
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """Brings back what comes behind the blocks `found` on the device, at most `most` blocks. Whether it has to wait
-        for that."""
+        """Brings back what comes behind the blocks `found` on the device, at most `most` block positions. Whether it
+        has to wait for that."""
         if sequence.num_fetches >= self._most_waits:
             return False
-        hashes, start = sequence.block_hashes, len(found)
-        coming = self._coming.get(hashes[start]) if start < len(hashes) else None
+        pages = self._pages(sequence, found, most, self._holds)
+        coming = self._comes_with(pages)
         if coming is None:
-            count = min(self.num_behind(hashes, start), most)
-            if count < LEAST_BLOCKS:
-                return False
-            wanted = hashes[start : start + count]
-            if self._waits_for_disk(sequence, wanted):
+            if self._waits_for_disk(sequence, pages.names):
                 return True
-            wanted = list(itertools.takewhile(self.tier.holds, wanted))
-            if len(wanted) < LEAST_BLOCKS:
+            if self.disk is not None:
+                pages = self._pages(sequence, found, most, self.tier.holds)
+                coming = self._comes_with(pages)
+        if coming is None:
+            if not pages.names:
                 return False
-            coming = self._bring(found, wanted)
+            coming = self._bring(pages)
         sequence.num_fetches += 1
         self._under_way[coming].waiting[sequence.key] = sequence
         return True
+
+    def _comes_with(self, pages: Pages) -> int | None:
+        """The transfer that brings some of them."""
+        return next((self._coming[name] for name in pages.names if name in self._coming), None)
+
+    def _pages(self, sequence: Sequence, found: Blocks[int], most: int, holds: Holds) -> Pages:
+        """For the furthest start that is worth the wait, and for which there is room in host memory; none if there is
+        no such start."""
+        hashes, reach = sequence.block_hashes, self._reach
+        while (count := reach.num_behind(hashes, found, most, holds)) >= reach.least:
+            pages = reach.pages(hashes, found, count)
+            if len(pages.names) <= self.tier.num_places or self._kv.groups.plain:
+                return pages
+            most = count - 1
+        return Pages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
         """Until what of it is not in host memory has come there."""
@@ -158,14 +190,14 @@ class Transfers:
         self.disk.wait(coming, sequence)
         return True
 
-    def _bring(self, found: Blocks[int], hashes: list[bytes]) -> int:
-        """`found` must still be there when they come."""
-        transfer_id = next(self._ids)
-        self._kv.hold(transfer_id, found)
-        blocks = self._kv.take(transfer_id, len(hashes))
-        self._order(TransferOrder(transfer_id, False, blocks, self.tier.begin_read(hashes), hashes))
-        self._coming.update(dict.fromkeys(hashes, transfer_id))
-        self._counts.fetched_blocks += len(hashes)
+    def _bring(self, pages: Pages) -> int:
+        """Those that are on the device must still be there when the others come."""
+        transfer_id, names = next(self._ids), pages.names
+        self._kv.hold(transfer_id, pages.kept)
+        blocks = self._kv.take(transfer_id, len(names))
+        self._order(TransferOrder(transfer_id, False, blocks, self.tier.begin_read(names), names))
+        self._coming.update(dict.fromkeys(names, transfer_id))
+        self._counts.fetched_blocks += len(names)
         return transfer_id
 
     def _order(self, order: TransferOrder) -> TransferOrder:

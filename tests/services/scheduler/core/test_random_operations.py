@@ -59,11 +59,14 @@ class Cluster:
         self.on_disk: list[DiskOrder] = []
         self.now = 0.0
         self.num_copies = 0
+        self._conversations = limits.tiers.num_host_blocks > 0 and not limits.groups.plain
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
 
     def add(self) -> None:
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
         prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
+        if self._conversations and self.clients and self.random.random() < 0.5:
+            prompt = self._go_on() or prompt
         if self.random.random() < 0.08:
             self._add_search(prompt)
             return
@@ -74,6 +77,13 @@ class Cluster:
         family = Family() if size > 1 else None
         for _ in range(size):
             self._add(prompt, family)
+
+    def _go_on(self) -> list[int]:
+        """Where an earlier one has ended, or behind its prompt; nothing where that was too long."""
+        client = self.clients[self.random.randrange(len(self.clients))]
+        said = client.tokens if self.random.random() < 0.5 else []
+        prompt = [*client.prompt, *said, *(self.random.randrange(40) for _ in range(self.random.randrange(9)))]
+        return prompt if len(prompt) < 90 else []
 
     def _add_search(self, prompt: list[int]) -> None:
         key, width = len(self.clients), self.random.randrange(1, min(5, self.limits.max_num_seqs))
@@ -410,6 +420,25 @@ def test_random_operations_with_a_disk_match_the_oracle(
         assert counts.disk_lost_blocks > 0
     assert cluster.core.transfers is not None
     assert cluster.core.transfers.num_under_way == 0
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize(("num_host_blocks", "num_disk_blocks"), [(12, 0), (1000, 0), (30, 1000)])
+@pytest.mark.parametrize("specs", range(len(GROUPS) + len(STATES)))
+@pytest.mark.parametrize("case", [1, 3, 4])
+def test_random_operations_with_groups_below_the_device_match_the_oracle(
+    case: int, specs: int, num_host_blocks: int, num_disk_blocks: int, drafts: int
+) -> None:
+    tiers = TierLimits(num_host_blocks, num_disk_blocks)
+    cluster = operate_at_random(case, 2, True, "fair", drafts, specs=[*GROUPS, *STATES][specs], tiers=tiers)
+    counts = cluster.core.counts
+    assert counts.stored_blocks > 0
+    assert cluster.core.transfers is not None
+    assert cluster.core.transfers.num_under_way == 0
+    if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
+        assert counts.fetched_blocks > 5, "more than the device holds"
+    if num_disk_blocks and CASES[case]["block_size"] == 4:
+        assert counts.disk_fetched_blocks > 0, "more than host memory holds"
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 3])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
+from shared.block_hash import block_hash, split
 
 from services.worker.kv import kv_cache
 from services.worker.kv.held_blocks import HeldBlocks
@@ -20,13 +23,16 @@ LATENT = BlockShape(num_layers=3, block_size=4, num_kv_heads=1, head_dim=20, dty
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def order(blocks: list[int], places: list[int], *, to_host: bool, hashes: bytes | None = None) -> pb.Transfer:
+def order(
+    blocks: list[int], places: list[int], *, to_host: bool, hashes: bytes | None = None, groups: Sequence[int] = ()
+) -> pb.Transfer:
     return pb.Transfer(
         transfer_id=1,
         to_host=to_host,
         block_ids=columns.u32_bytes(blocks),
         place_ids=columns.u32_bytes(places),
         block_hashes=b"".join(bytes([block]) * 32 for block in blocks) if hashes is None else hashes,
+        block_groups=columns.u32_bytes(groups),
     )
 
 
@@ -73,11 +79,14 @@ def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> N
         (order([1, 2], [3, 3], to_host=True), "place ids come more than once"),
         (order([1, 2], [3], to_host=True), "a transfer of (2, 1, 2) blocks, places and hashes"),
         (order([], [], to_host=True), "a transfer of (0, 0, 0) blocks, places and hashes"),
+        (order([1], [1], to_host=True, hashes=bytes(33)), "a transfer with 33 bytes of hashes"),
+        (order([1, 2], [1, 2], to_host=True, groups=[1]), "a transfer of 2 hashes and 1 groups"),
+        (order([1, 2], [1, 2], to_host=True, groups=[1, 3]), "a transfer of blocks of group 3, of 3"),
     ],
 )
 def test_orders_that_cannot_be_meant(wrong: pb.Transfer, said: str) -> None:
     with pytest.raises(PlanViolation) as refused:
-        BlockMove.of(wrong, 20, 10)
+        BlockMove.of(wrong, 20, 10, num_groups=3)
     assert said in str(refused.value)
 
 
@@ -133,3 +142,33 @@ def test_copies_of_what_came_back_are_not_reported() -> None:
     held.hand_out(np.array([5]), np.array([0]), {5: b"r" * 32})
     held.copy(np.array([3]), np.array([5]))
     assert held.report().block_ids == [3]
+
+
+def test_pages_of_several_groups_come_back_and_are_reported_with_their_groups() -> None:
+    """A chain goes on in its own group, also behind a page that is handed out anew meanwhile."""
+    move = BlockMove.of(order([3, 4], [0, 1], to_host=False, groups=[0, 1]), 8, 2, num_groups=2)
+    held = HeldBlocks(num_blocks=8, block_size=2, windows=True)
+    held.lose(move.blocks)
+    held.fill(move.blocks, move.names)
+    held.hand_out(np.array([5, 6]), np.array([3, 4]), {}, np.array([0, 1]))
+    held.write(np.array([10, 11, 12, 13], dtype=np.int32), np.array([8, 9, 8, 9], dtype=np.int32))
+    expected = {3: (0, bytes([3]) * 32), 4: (1, bytes([4]) * 32)}
+    expected |= {
+        block: (group, block_hash(parent, TOKENS)) for block, group, parent in ((5, 0, b"\3" * 32), (6, 1, b"\4" * 32))
+    }
+    assert reported(held) == expected
+    held.lose(np.array([4]))
+    held.fill(np.array([4]), [bytes([7]) * 32])
+    assert reported(held) == expected | {4: (0, bytes([7]) * 32)}, "the one behind it has its hash still"
+
+
+TOKENS = columns.i32_bytes([8, 9])
+
+
+def reported(held: HeldBlocks) -> dict[int, tuple[int, bytes]]:
+    """Group and hash, by block."""
+    report = held.report()
+    digests = split(report.hashes)
+    return {
+        block: (group, digest) for block, group, digest in zip(report.block_ids, report.groups, digests, strict=True)
+    }

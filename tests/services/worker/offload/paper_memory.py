@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from services.worker.offload.disk_moves import DiskMove
 from services.worker.offload.disk_store import DiskStore
+from shared.kv.block_hash import page_name
 
 PATIENCE_S = 60.0
 
@@ -23,9 +24,9 @@ class PaperMemory:
     def row(self, place: int) -> npt.NDArray[np.uint8]:
         return self.rows[place]
 
-    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None:
+    def fill(self, place: int, name: bytes, content: bytearray) -> None:
         self.rows[place] = np.frombuffer(content, dtype=np.uint8)
-        self.names[place] = block_hash
+        self.names[place] = name
 
 
 class Told:
@@ -46,7 +47,8 @@ class Told:
 
 
 def name(number: int) -> bytes:
-    return bytes([number]) * 32
+    """Pages of three KV groups."""
+    return page_name(bytes([number]) * 32, number % 3)
 
 
 def move(store: DiskStore, places: list[int], on_disk: list[int], numbers: list[int], *, to_disk: bool) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 from services.worker.offload import block_file
 from services.worker.offload.block_file import HEADER_BYTES, WrongBlock
+from shared.kv.block_hash import page_name
 
 IDENTITY, NAME = b"i" * 32, b"n" * 32
 CONTENT = bytes(range(256)) * 8
@@ -61,6 +62,8 @@ def test_a_file_of_another_length_is_noticed(path: Path, change: Callable[[Path]
 def test_what_is_another_block_or_another_models_is_noticed(path: Path) -> None:
     with pytest.raises(WrongBlock, match="holds another block"):
         read(path, name=b"m" * 32)
+    with pytest.raises(WrongBlock, match="holds another block"):
+        read(path, name=page_name(NAME, 1))
     with pytest.raises(WrongBlock, match="of other weights"):
         read(path, identity=b"j" * 32)
     with pytest.raises(WrongBlock, match="holds 2048 bytes, and a block has 2047"):

@@ -1,0 +1,79 @@
+"""KV of windows, and of ranks, below the device in trouble: texts are those of a run that nothing disturbs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.client import Client
+from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.test_ranks import rank_of
+from tests.chaos.test_tiers import PATIENCE_S, SMALL, files, stored
+from tests.e2e.conftest import running_cluster
+from tests.e2e.kv.test_disk import few, kill_worker, settled
+from tests.e2e.kv.test_host_memory import FEW, host_memory, say
+from tests.e2e.kv.test_tiers_of_groups import ASKED, EXACT, undisturbed, windowed
+from tests.e2e.outputs.test_mixed_streams import worker_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def region() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield folder
+
+
+def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, region: str) -> None:
+    """Twice, with host memory in a region and a disk, some of whose files are then torn and others gone."""
+    model = windowed(tmp_path / "model")
+    expected, num_prompt_tokens = undisturbed(EXACT, model)
+    folder = tmp_path / "kv"
+    settings = few(folder) | EXACT | {"num_blocks": 80, "kv_offloading_region": region}
+    with (
+        running_cluster(worker=settings, scheduler=SMALL, model=model) as cluster,
+        Client(cluster.grpc_address) as client,
+    ):
+        for _ in range(2):
+            with ThreadPoolExecutor(1) as asking:
+                said: Future[Any] = asking.submit(say, client, ASKED)
+                stored(client, 4, said)
+                kill_worker(cluster)
+                assert said.result(PATIENCE_S)[0] == expected
+            settled(client)
+            for path in files(folder)[::4]:
+                path.unlink()
+            for path in files(folder)[1::4]:
+                os.truncate(path, path.stat().st_size // 2)
+        again, _, cached = say(client, ASKED)
+        assert again == expected
+        assert cached > num_prompt_tokens / 4
+        assert worker_of(client).disk.lost > 0
+        leaves_nothing_behind(cluster)
+
+
+def test_a_rank_that_is_killed_while_it_stores() -> None:
+    """Twice: its worker's epoch ends, and the next one begins with nothing in host memory."""
+    ranks = {"tensor_parallel_size": 2} | EXACT
+    expected, _ = undisturbed(ranks)
+    with running_cluster(worker=FEW | ranks, scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+        for _ in range(2):
+            with ThreadPoolExecutor(1) as asking:
+                said: Future[Any] = asking.submit(say, client, ASKED)
+                before = host_memory(client).stored
+                while host_memory(client).stored < before + 4 and not said.done():
+                    time.sleep(0.01)
+                os.kill(rank_of(cluster, "worker-0"), signal.SIGKILL)
+                assert said.result(PATIENCE_S)[0] == expected
+        again, num_prompt_tokens, cached = say(client, ASKED)
+        assert again == expected
+        assert cached > num_prompt_tokens / 2
+        leaves_nothing_behind(cluster)

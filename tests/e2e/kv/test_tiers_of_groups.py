@@ -1,0 +1,80 @@
+"""KV of windows, and of ranks, below the device, through real processes: prompts come back, and texts are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.client import Client
+from tests.e2e.conftest import running_cluster
+from tests.e2e.kv import test_disk
+from tests.e2e.kv.test_disk import few, kill_worker
+from tests.e2e.kv.test_host_memory import FEW, questions, say, settled
+from tests.kv_groups import models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WINDOW = 48
+PLENTY = 4000  # blocks
+EXACT = {"dtype": "float32"}
+ASKED = questions()
+
+
+def windowed(folder: Path) -> str:
+    """quire-tiny with a window before every other layer, so that a page is half as large."""
+    return str(models.tiny(folder, WINDOW).folder)
+
+
+def undisturbed(worker: dict[str, Any], model: str = "") -> tuple[list[str], int]:
+    """With a device that has room for everything."""
+    settings = worker | {"num_blocks": PLENTY}
+    with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
+        texts, num_prompt_tokens, _ = say(client, ASKED)
+        return texts, num_prompt_tokens
+
+
+def test_windows_come_back_from_host_memory(tmp_path: Path) -> None:
+    model = windowed(tmp_path)
+    expected, num_prompt_tokens = undisturbed(EXACT, model)
+    settings = FEW | EXACT | {"num_blocks": 80}
+    with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
+        first, *_ = say(client, ASKED)
+        held = settled(client)
+        again, _, cached = say(client, ASKED)
+        after = settled(client)
+    assert [first, again] == [expected, expected]
+    assert held.held > 80, "more than the device has"
+    assert after.fetched > 40
+    assert after.failed_transfers == 0
+    assert cached > num_prompt_tokens / 2
+
+
+def test_windows_come_back_from_disk_after_a_worker_was_killed(tmp_path: Path) -> None:
+    model = windowed(tmp_path / "model")
+    expected, num_prompt_tokens = undisturbed(EXACT, model)
+    settings = few(tmp_path / "kv") | EXACT | {"num_blocks": 80}
+    with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
+        first, *_ = say(client, ASKED)
+        test_disk.settled(client)
+        kill_worker(cluster)
+        again, _, cached = say(client, ASKED)
+        after = test_disk.settled(client)
+    assert [first, again] == [expected, expected]
+    assert after.fetched > 40
+    assert cached > num_prompt_tokens / 2
+
+
+def test_both_ranks_get_their_parts_back_from_host_memory() -> None:
+    ranks = {"tensor_parallel_size": 2} | EXACT
+    expected, num_prompt_tokens = undisturbed(ranks)
+    with running_cluster(worker=FEW | ranks) as cluster, Client(cluster.grpc_address) as client:
+        first, *_ = say(client, ASKED)
+        held = settled(client)
+        again, _, cached = say(client, ASKED)
+        after = settled(client)
+    assert [first, again] == [expected, expected]
+    assert held.held > 60, "more than the device has"
+    assert after.fetched > 40
+    assert cached > num_prompt_tokens / 2
