@@ -13,6 +13,7 @@ import torch
 import kernels
 from services.worker import limits
 from services.worker.attention.backends import choose_attention
+from services.worker.attention.exchanged import Exchanged
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_encoder import build_encoder
@@ -112,7 +113,7 @@ def build_replica(
             is_recurrent=config.recurrent is not None,
         )
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
-    backend = choose_attention(settings.attention_backend, spec)
+    backend = _attention(settings, spec, place)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
     kept = wanted.layout.of_layers(model.here)
@@ -167,6 +168,11 @@ def build_replica(
     return replica
 
 
+def _attention(settings: WorkerSettings, spec: AttentionSpec, place: Placement) -> AttentionBackend:
+    backend = choose_attention(settings.attention_backend, spec)
+    return backend if place.context.is_whole else Exchanged(backend)
+
+
 def _orders(
     settings: WorkerSettings, weights: Weights, loader: Loader, sleep_memory: SleepMemory, memory: list[LayerCache]
 ) -> Orders:
@@ -186,6 +192,8 @@ def _orders(
 
 def _weights(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:
     counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
+    if place.stage.is_whole:
+        return counts
     return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
 
 
@@ -193,6 +201,7 @@ def _runner(model: CausalLM, heads: Heads, device: Device, place: Placement, wan
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, heads, device, place.adapters)
+    runner.use_context(place.context)
     runner.use_stage(lambda timer: stage_of_steps(place.stage, model, place.dtype, wanted.max_num_seqs, timer))
     return runner
 
@@ -258,7 +267,7 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = _ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, config.quantization, device)
-    shard, stage = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
+    shard, stage, context = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
     shard = replace(shard, whole_experts=settings.expert_parallel)
     return Placement(
         ops,
@@ -270,6 +279,7 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
         shard,
         open_adapters(settings, ops, dtype, device, wanted),
         stage,
+        context,
     )
 
 
