@@ -138,6 +138,7 @@ def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Ma
     ("settings", "text"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2: recurrent layers are not cut"),
+        ({"context_parallel_size": 2}, "context_parallel_size: 2: recurrent layers are not cut"),
         ({"kv_offloading_size": 1.0}, "kv_offloading_size: 1.0: layers with windows or states"),
     ],
 )
