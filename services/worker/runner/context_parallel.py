@@ -18,7 +18,6 @@ from services.worker.step.token_shares import TokenShares, share_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.worker.device.staging import Staging
     from services.worker.graphs.step_edges import SlotMemory
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.context import Context, Peers
@@ -63,8 +62,8 @@ def _words(cache: Tensor) -> Tensor:
 class ContextParallel:
     """Of a rank that has others beside it."""
 
-    def __init__(self, context: Context, batches: StepBatches, staging: Staging, adapters: Adapters | None) -> None:
-        self._context, self._batches, self._staging, self._adapters = context, batches, staging, adapters
+    def __init__(self, context: Context, adapters: Adapters | None) -> None:
+        self._context, self._adapters = context, adapters
 
     def shares(self, inputs: StepInputs) -> TokenShares | None:
         """None where each rank computes the step by itself."""
@@ -74,8 +73,8 @@ class ContextParallel:
         self,
         forward: Forward,
         shares: TokenShares,
+        batches: StepBatches,
         new_blocks: NewBlocks,
-        caches: list[LayerCache],
         *,
         tokens: I32,
         only_samples: bool,
@@ -86,11 +85,11 @@ class ContextParallel:
         own = shares.of(self._context.rank, wanted)
         if self._adapters is not None:
             self._adapters.write_rows(own)
-        up = self._batches.upload(own, new_blocks)
-        batch = self._batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
-        hidden = forward(self._with_exchanges(batch, shares, caches), caches)
+        up = batches.upload(own, new_blocks)
+        batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
+        hidden = forward(self._with_exchanges(batch, shares, batches), batches.caches)
         found = self._context.peers.gather(hidden.contiguous()).flatten(0, 1)
-        (order,) = self._staging.upload([wanted.order])
+        (order,) = batches.staging.upload([wanted.order])
         if self._adapters is not None:
             self._adapters.write_rows(shares.inputs)
         return found.index_select(0, order)
@@ -100,12 +99,12 @@ class ContextParallel:
         self._context.peers.from_first(sampled.token_ids)
         self._context.peers.from_first(memory.last_tokens)
 
-    def _with_exchanges(self, batch: ForwardBatch, shares: TokenShares, caches: list[LayerCache]) -> ForwardBatch:
+    def _with_exchanges(self, batch: ForwardBatch, shares: TokenShares, batches: StepBatches) -> ForwardBatch:
         num_groups = 1 + len(batch.other_groups)
-        (flat,) = self._staging.upload([shares.slot_mappings(num_groups).ravel()])
+        (flat,) = batches.staging.upload([shares.slot_mappings(num_groups).ravel()])
         mappings = flat.long().view(num_groups, shares.size, shares.most)
         rank, peers = self._context.rank, self._context.peers
         return batch.with_exchanges(
             [Exchange(peers, mapping[rank], mapping) for mapping in mappings],
-            of_last=caches[-1].group if caches else 0,
+            of_last=batches.caches[-1].group if batches.caches else 0,
         )

@@ -73,7 +73,8 @@ class ModelRunner:
         self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
-        self._batches = StepBatches(device, self._staging, adapters, marks)
+        self._marks = marks
+        self._batches: StepBatches | None = None  # until there is memory
         self._context: ContextParallel | None = None
         self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
@@ -104,7 +105,9 @@ class ModelRunner:
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         num_groups = num_groups or 1 + max((cache.last_group for cache in caches), default=0)
         self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
-        self._batches.prepare(caches, self.slot_memory)
+        self._batches = StepBatches(
+            self._device, self._staging, caches, self.slot_memory, adapters=self._adapters, marks=self._marks
+        )
 
     def use_stage(self, make: Callable[[StepTimer], StageOfSteps | None]) -> None:
         """Steps go through a part of the layers, and the rest is elsewhere."""
@@ -113,7 +116,7 @@ class ModelRunner:
     def use_context(self, context: Context) -> None:
         """Other ranks compute a part of the tokens of long steps."""
         if not context.is_whole:
-            self._context = ContextParallel(context, self._batches, self._staging, self._adapters)
+            self._context = ContextParallel(context, self._adapters)
 
     def settle(self, slots: Rows | None = None) -> None:
         """Steps whose layers are elsewhere: those that name one of `slots`, and all before them; None: the oldest."""
@@ -190,11 +193,12 @@ class ModelRunner:
     ) -> StageLaunch:
         """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
         marks = self._timer.begin(short=False)
+        assert self._batches is not None, "it is prepared"
         up = self._batches.upload(inputs, new_blocks)
         shares = None if self._context is None else self._context.shares(inputs)
         if shares is not None:
             self._timer.mark(marks)
-            return self._end(inputs, up, others, self._shared(shares, new_blocks, others), marks)
+            return self._end(inputs, up, others, self._shared(shares, self._batches, new_blocks, others), marks)
         wanted = self._wanted(inputs, up, others)
         only_last = wanted is up.sampling_tokens and not self._device.is_synchronous
         batch = self._batches.batch(inputs, up, wanted, only_last=only_last)
@@ -269,15 +273,17 @@ class ModelRunner:
         (tokens,) = self._staging.upload([others.wanted(inputs.sampling_tokens)])
         return tokens
 
-    def _shared(self, shares: TokenShares, new_blocks: NewBlocks, others: StepHeads | None) -> Tensor:
+    def _shared(
+        self, shares: TokenShares, batches: StepBatches, new_blocks: NewBlocks, others: StepHeads | None
+    ) -> Tensor:
         """The hidden states that the heads read, in the order in which they expect them."""
         assert self._context is not None, "it has shared them out"
         inputs, tokens = shares.inputs, shares.inputs.sampling_tokens
         if others is not None:
             all_tokens = np.arange(inputs.num_tokens, dtype=np.int32)
             tokens = all_tokens if others.read_all else others.wanted(tokens)
-        only_samples, forward = others is None, self._whole_model.forward
-        return self._context.hidden(forward, shares, new_blocks, self.caches, tokens=tokens, only_samples=only_samples)
+        forward = self._whole_model.forward
+        return self._context.hidden(forward, shares, batches, new_blocks, tokens=tokens, only_samples=others is None)
 
     def _agree(self, sampled: Sampled) -> None:
         if self._context is not None:

@@ -45,20 +45,22 @@ class StepBatches:
     """Steps that nothing recorded takes, or of the CPU's tape."""
 
     def __init__(
-        self, device: Device, staging: Staging, adapters: Adapters | None = None, marks: TextMarks | None = None
+        self,
+        device: Device,
+        staging: Staging,
+        caches: list[LayerCache],
+        memory: SlotMemory,
+        *,
+        adapters: Adapters | None,
+        marks: TextMarks | None,
     ) -> None:
-        self._device, self._staging, self._adapters, self._marks = device, staging, adapters, marks
-        self._caches: list[LayerCache] = []
-        self._memory = SlotMemory.none()
-
-    def prepare(self, caches: list[LayerCache], memory: SlotMemory) -> None:
-        """Forgets those of before."""
-        self._caches, self._memory = caches, memory
+        self.caches, self.staging = caches, staging
+        self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
 
     def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self._memory.table_width + new_blocks.columns
         return Uploaded(
-            *self._staging.upload(
+            *self.staging.upload(
                 [
                     inputs.token_ids,
                     inputs.positions,
@@ -96,7 +98,7 @@ class StepBatches:
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if only_last else None,
-            drafted_states=drafted_states(inputs, len(self._memory.last_tokens), self._staging.upload),
+            drafted_states=drafted_states(inputs, len(self._memory.last_tokens), self.staging.upload),
         )
         if self._marks is not None:
             device = up.positions.device
@@ -107,11 +109,11 @@ class StepBatches:
     def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
         """Of the tokens that are sampled behind, as if each was a row; None where more is wanted, or nothing saved.
         `tables`: by KV group."""
-        if not self._caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
+        if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
             return None
         if self._adapters is not None and self._adapters.step.is_active:
             return None
-        of_last_layer = tables[self._caches[-1].group]
+        of_last_layer = tables[self.caches[-1].group]
         return AttentionMetadata(
             of_last_layer.index_select(0, up.sampling_rows),
             torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=of_last_layer.device),
