@@ -37,8 +37,8 @@ def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
 
 
 def test_two_ranks_that_share_out_long_prompts_answer_with_drafts_and_under_a_form() -> None:
-    """Six prompts are one long step, and a cache of few blocks sends some of them away to come again."""
-    worker = {"context_parallel_size": 2, "threads": 1, "num_blocks": 60, "speculative_config": json.dumps(EAGLE)}
+    """Six prompts are one long step, and so is one of four times the length."""
+    worker = {"context_parallel_size": 2, "threads": 1, "num_blocks": 200, "speculative_config": json.dumps(EAGLE)}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
         epoch = worker_of(client).epoch
         greedy = SamplingParams(temperature=0, max_tokens=8, logprobs=2)
