@@ -65,9 +65,11 @@ class ContextParallel:
     def __init__(self, context: Context, adapters: Adapters | None) -> None:
         self._context, self._adapters = context, adapters
 
-    def shares(self, inputs: StepInputs) -> TokenShares | None:
-        """None where each rank computes the step by itself."""
-        return share_out(inputs, self._context.size)
+    def shares(self, inputs: StepInputs, most_recorded: int = 0) -> TokenShares | None:
+        """None where each rank computes the step by itself. `most_recorded`: tokens of a step that is in a graph
+        because launching it would take longer than computing it; twice as many have to be launched anyway, and
+        exchanges would come on top."""
+        return share_out(inputs, self._context.size) if inputs.num_tokens > 2 * most_recorded else None
 
     def hidden(
         self,

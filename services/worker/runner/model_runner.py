@@ -195,7 +195,8 @@ class ModelRunner:
         marks = self._timer.begin(short=False)
         assert self._batches is not None, "it is prepared"
         up = self._batches.upload(inputs, new_blocks)
-        shares = None if self._context is None else self._context.shares(inputs)
+        most_recorded = self._chunk_graphs.most_tokens if self._chunk_graphs is not None else 0
+        shares = None if self._context is None else self._context.shares(inputs, most_recorded)
         if shares is not None:
             self._timer.mark(marks)
             return self._end(inputs, up, others, self._shared(shares, self._batches, new_blocks, others), marks)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.worker.layers.context import Context
+from services.worker.runner.context_parallel import ContextParallel
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.token_shares import FEW, least_tokens, share_out
 
@@ -111,6 +113,14 @@ def test_ranks_know_where_each_others_keys_go_in_all_groups() -> None:
             own = shares.tokens(rank)
             assert mapping[rank, : len(own)].tolist() == of_group[own].tolist()
             assert not mapping[rank, len(own) :].any(), "what is behind them goes to the null block"
+
+
+def test_what_is_launched_as_fast_as_it_is_computed_is_not_shared_out() -> None:
+    context = ContextParallel(Context(1, 2), None)
+    assert context.shares(step([0], [800]), most_recorded=400) is None
+    shares = context.shares(step([0], [801]), most_recorded=400)
+    assert shares is not None
+    assert shares.size == 2
 
 
 def test_short_steps_and_decodes_are_everybodys() -> None:
