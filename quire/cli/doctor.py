@@ -15,7 +15,7 @@ from quire.doctor.finding import Finding, ok, table, told
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
-OF_WORKERS = ("device", "tensor_parallel_size", "pipeline_parallel_size")
+OF_WORKERS = ("device", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 FLAGS = ("model", "revision", *OF_WORKERS, "host", "http_port", "redis", "redis_password_file", "client_tls")
 S = TypeVar("S", bound=Settings)
 

@@ -48,6 +48,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "epoch": service.epoch,
         "ranks": service.num_ranks or 1,
         "stages": service.num_stages or 1,
+        "contexts": service.num_contexts or 1,
         "last_step_age_s": round(service.last_step_age_s, 3) if service.HasField("last_step_age_s") else None,
         "running": service.running,
         "waiting": service.waiting,
@@ -88,7 +89,8 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
 def _ranks(service: pb.ServiceStatus) -> str:
     if service.num_ranks <= 1:
         return ""
-    return f", {service.num_ranks} ranks" + (f" in {service.num_stages} stages" if service.num_stages > 1 else "")
+    groups = {"stages": service.num_stages, "contexts": service.num_contexts}
+    return f", {service.num_ranks} ranks" + "".join(f" in {n} {kind}" for kind, n in groups.items() if n > 1)
 
 
 def _call(call: pb.CallStatus) -> dict[str, Any]:

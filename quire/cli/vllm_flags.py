@@ -9,6 +9,7 @@ from typing import Any
 # Flag -> what to do instead; "" where nothing has to be done.
 INSTEAD = {
     "--allowed-origins": "--cors-origins",
+    "--decode-context-parallel-size": "every rank has all KV (--context-parallel-size)",
     "--disable-log-requests": "",
     "--download-dir": "set HF_HOME",
     "--enable-chunked-prefill": "",
@@ -22,6 +23,7 @@ INSTEAD = {
     "--lora-modules": "--lora NAME=FOLDER,NAME=FOLDER",
     "--max-seq-len-to-capture": "",
     "--no-enable-log-requests": "",
+    "--prefill-context-parallel-size": "--context-parallel-size",
     "--ssl-certfile": "--client-tls cert=FILE,key=FILE",
     "--ssl-keyfile": "--client-tls cert=FILE,key=FILE",
     "--structured-outputs-config": "--structured-output-backend",

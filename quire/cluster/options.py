@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -201,7 +202,7 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
 def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[str]) -> list[ServiceSpec]:
     worker = options.settings.get("worker", {})
     found = gpus.visible() if worker.get("device") == "cuda" else []
-    num_ranks = int(worker.get("tensor_parallel_size", 1)) * int(worker.get("pipeline_parallel_size", 1))
+    num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
     return [
         replace(_worker(options, number, schedulers), gpus=gpus.of_worker(number, num_ranks, found))
         for number in numbers

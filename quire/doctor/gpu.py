@@ -62,7 +62,8 @@ def _device(index: int, row: list[str]) -> Iterator[Finding]:
 
 def _ranks(num_ranks: int, num_gpus: int) -> Iterator[Finding]:
     if num_ranks > num_gpus:
-        advice = f"--tensor-parallel-size times --pipeline-parallel-size may be {num_gpus}, or show it more GPUs"
+        flags = "--tensor-parallel-size times --pipeline-parallel-size times --context-parallel-size"
+        advice = f"{flags} may be {num_gpus}, or show it more GPUs"
         yield error("ranks", f"{num_ranks} of a worker need a GPU each, there are {num_gpus}", advice)
     elif num_ranks > 1:
         yield ok("ranks", f"{num_ranks} of {num_gpus} GPUs for each worker")

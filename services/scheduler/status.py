@@ -113,6 +113,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         epoch=replica.epoch,
         num_ranks=replica.hello.num_ranks,
         num_stages=replica.hello.num_stages,
+        num_contexts=replica.hello.num_contexts,
         running=len(core.running),
         waiting=len(core.waiting),
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),

@@ -148,7 +148,7 @@ class Worker:
 
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings
-        self.status.built(engine, replica.limits, settings.num_ranks, settings.pipeline_parallel_size)
+        self.status.built(engine, replica.limits, settings)
         self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
         self._exchange_pages(engine, replica)
         lifecycle.keep_for_good()
@@ -233,6 +233,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             logprobs_mode=settings.logprobs_mode,
             num_ranks=settings.num_ranks,
             num_stages=settings.pipeline_parallel_size,
+            num_contexts=settings.context_parallel_size,
             num_speculative_tokens=replica.num_speculative_tokens,
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,

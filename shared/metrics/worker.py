@@ -271,5 +271,7 @@ class StatusCollector(Collector):
         yield GaugeMetricFamily("quire_worker_epoch", "Present attachment; 0: none", status.epoch)
         yield GaugeMetricFamily("quire_worker_ranks", "Processes that the model is cut into", status.num_ranks)
         yield GaugeMetricFamily("quire_worker_stages", "Stages that its layers are shared out among", status.num_stages)
+        text = "Groups of ranks that long prompts are shared out among"
+        yield GaugeMetricFamily("quire_worker_contexts", text, status.num_contexts)
         if status.HasField("last_step_age_s"):
             yield GaugeMetricFamily("quire_worker_last_step_age_seconds", "Since a step ended", status.last_step_age_s)

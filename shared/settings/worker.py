@@ -74,6 +74,12 @@ class WorkerSettings(Settings):
         le=MOST_RANKS,
         description="stages that a model's layers are shared out among, each of tensor_parallel_size ranks",
     )
+    context_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MOST_RANKS,
+        description="groups of tensor_parallel_size ranks that share out the tokens of long prompts; each has all KV",
+    )
     nnodes: int = Field(1, ge=1, le=MOST_RANKS, description="hosts that have equally many of the ranks")
     node_rank: int = Field(
         0, ge=0, description="which of them this is: 0 has rank 0 and a scheduler, others do what that one says"
@@ -160,7 +166,7 @@ class WorkerSettings(Settings):
     @property
     def num_ranks(self) -> int:
         """Processes that the model is cut into."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def schedulers(self) -> tuple[str, ...]:

@@ -110,6 +110,24 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "fault"), [("rank", signal.SIGKILL), ("rank", signal.SIGSTOP), ("0", signal.SIGKILL)]
+)
+async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(victim: str, fault: signal.Signals) -> None:
+    """Either of the two that share them out. Prompts of all streams come at once, and again where they go on."""
+    sharing = {**WORKER, "context_parallel_size": 2}
+    with running_cluster(workers=2, worker=sharing, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        undisturbed = await listen(cluster, greedy)
+
+        async def strike() -> None:
+            rank = rank_of(cluster, "worker-0")
+            os.kill(pid(cluster, "worker-0") if victim == "0" else rank, fault)
+            await gone(rank)
+
+        await survives(cluster, undisturbed, strike)
+
+
+@pytest.mark.slow
 async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
     """It is killed by its worker, which starts again: nobody else could tell it to go."""
 

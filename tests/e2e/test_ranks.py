@@ -36,6 +36,21 @@ def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
         assert once == again
 
 
+def test_two_ranks_that_share_out_long_prompts_answer_with_drafts_and_under_a_form() -> None:
+    """Six prompts are one long step, and so is one of four times the length."""
+    worker = {"context_parallel_size": 2, "threads": 1, "num_blocks": 200, "speculative_config": json.dumps(EAGLE)}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        epoch = worker_of(client).epoch
+        greedy = SamplingParams(temperature=0, max_tokens=8, logprobs=2)
+        answers = client.generate([QUESTION] * 6, greedy)
+        assert [answer.text for answer in answers] == ["68"] * 6
+        formed = SamplingParams(temperature=1.0, seed=3, n=4, structured_output=StructuredOutput(regex="[1-9]{90}"))
+        (answer,) = client.generate(QUESTION * 4, formed)
+        assert all(re.fullmatch("[1-9]{90}", output.text) for output in answer.outputs)
+        assert ", 2 ranks in 2 contexts" in table(client.status())
+        assert worker_of(client).epoch == epoch, "nothing went wrong on the way"
+
+
 def test_two_stages_answer_in_micro_batches() -> None:
     worker = {"pipeline_parallel_size": 2, "threads": 1, "num_blocks": 200}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:

@@ -10,6 +10,7 @@ from services.worker.limits import Limits
 from services.worker.runner.expert_load import LoadByLayer
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.process.lifecycle import Shutdown
+from shared.settings import WorkerSettings
 from shared.version import VERSION
 
 STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
@@ -24,11 +25,11 @@ class Status:
         self._shutdown = shutdown
         self._engine: Engine | None = None
         self._limits: Limits | None = None
-        self._num_ranks = self._num_stages = 0  # not built
+        self._settings: WorkerSettings | None = None  # not built
         self.epoch = 0  # 0: not attached
 
-    def built(self, engine: Engine, limits: Limits, num_ranks: int, num_stages: int) -> None:
-        self._engine, self._limits, self._num_ranks, self._num_stages = engine, limits, num_ranks, num_stages
+    def built(self, engine: Engine, limits: Limits, settings: WorkerSettings) -> None:
+        self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:
         """Of a mixture of experts, as of the last look."""
@@ -52,9 +53,11 @@ class Status:
             epoch=self.epoch,
             last_step_age_s=self._last_step_age_s(),
             version=VERSION,
-            num_ranks=self._num_ranks,
-            num_stages=self._num_stages,
         )
+        if self._settings is not None:
+            status.num_ranks = self._settings.num_ranks
+            status.num_stages = self._settings.pipeline_parallel_size
+            status.num_contexts = self._settings.context_parallel_size
         if self._engine and self._limits:
             occupancy, total = self._engine.occupancy, self._limits.num_blocks - 1
             status.running = occupancy.num_live

@@ -39,6 +39,13 @@ class SharedPrefixes:
     starts: Tensor  # [num_rows] the same for each row; 0: it shares nothing
 
 
+class Exchange(Protocol):
+    """Between ranks that share out the tokens of a step."""
+
+    def __call__(self, *caches: Tensor) -> None:
+        """What each has stored of its own tokens is in the `caches` of all when this is done."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Where the rows of a step stand. Tensors are int32, on the device."""
@@ -51,6 +58,7 @@ class AttentionMetadata:
     order: Tensor | None = None  # [num_rows] rows, longest first; None: they are not sorted
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
+    exchange: Exchange | None = None  # comes before attention; None: all of the step's tokens are here
 
     @property
     def is_decode(self) -> bool:

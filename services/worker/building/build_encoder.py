@@ -89,6 +89,7 @@ def _refuse(settings: WorkerSettings) -> None:
         "kv_offloading_region": bool(settings.kv_offloading_region),
         "tensor_parallel_size": settings.tensor_parallel_size > 1,
         "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
+        "context_parallel_size": settings.context_parallel_size > 1,
         "batch_invariant": settings.batch_invariant,
         "quantization": settings.quantization != "none",
         "model_impl": settings.model_impl == "transformers",

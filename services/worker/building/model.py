@@ -57,6 +57,8 @@ def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat)
 
 def _count(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:
     counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
+    if place.stage.is_whole:
+        return counts
     return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
 
 

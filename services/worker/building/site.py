@@ -9,6 +9,7 @@ import torch
 
 import kernels
 from services.worker.attention.backends import choose_attention
+from services.worker.attention.exchanged import Exchanged
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.building.wanted import Wanted
@@ -53,7 +54,12 @@ def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
             is_recurrent=config.recurrent is not None,
         )
     spec = attention_spec(config, fitted.block_size, place, kv_dtype)
-    return Site(device, place, kv_dtype, fitted, spec, choose_attention(settings.attention_backend, spec))
+    return Site(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place))
+
+
+def _attention(settings: WorkerSettings, spec: AttentionSpec, place: Placement) -> AttentionBackend:
+    backend = choose_attention(settings.attention_backend, spec)
+    return backend if place.context.is_whole else Exchanged(backend)
 
 
 def open_own_device(settings: WorkerSettings, seat: Seat) -> Device:
@@ -80,7 +86,7 @@ def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
-    shard, stage = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
+    shard, stage, context = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
     shard = replace(shard, whole_experts=settings.expert_parallel)
     return Placement(
         ops,
@@ -92,4 +98,5 @@ def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat)
         shard,
         open_adapters(settings, ops, dtype, device, wanted.limits),
         stage,
+        context,
     )

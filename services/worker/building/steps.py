@@ -49,6 +49,7 @@ def _runner(model: CausalLM, heads: Heads, site: Site) -> ModelRunner:
     if not site.device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, heads, site.device, site.place.adapters)
+    runner.use_context(site.place.context)
     stage, dtype = site.place.stage, site.place.dtype
     runner.use_stage(lambda timer: stage_of_steps(stage, model, dtype, site.limits.max_num_seqs, timer))
     return runner

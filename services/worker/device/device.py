@@ -49,8 +49,8 @@ def open_device(kind: str, threads: int, index: int = 0) -> Device:
         raise FailedPrecondition("device: cuda was asked for, but torch sees no CUDA device", field="device")
     if index >= torch.cuda.device_count():
         raise FailedPrecondition(
-            f"tensor_parallel_size, pipeline_parallel_size: rank {index} needs a GPU of its own, and torch sees "
-            f"{torch.cuda.device_count()}",
+            "tensor_parallel_size, pipeline_parallel_size, context_parallel_size: "
+            f"rank {index} needs a GPU of its own, and torch sees {torch.cuda.device_count()}",
             field="tensor_parallel_size",
         )
     torch.cuda.set_device(index)

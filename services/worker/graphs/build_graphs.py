@@ -63,7 +63,7 @@ class GraphMaker:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
         model = self._recorded(runner.caches, limits)
-        recorder = CudaRecorder(self._place.shard.collectives)
+        recorder = CudaRecorder(self._place.least)
         graphs = DecodeGraphs(
             model,
             runner.slot_memory,

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.worker.layers.sharding import Collectives
-
 Work = Callable[[], Tensor]
 
 
@@ -55,9 +53,9 @@ COMPUTING_LONGER = 1.6
 class CudaRecorder:
     """CUDA graphs with one pool of memory."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        """`collectives`: of the ranks that record the same."""
-        self._collectives = collectives
+    def __init__(self, least: Callable[[int], int]) -> None:
+        """`least`: of the values of all ranks, which record the same."""
+        self._least = least
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._has_run = False
@@ -86,7 +84,7 @@ class CudaRecorder:
             end.record()
             end.synchronize()
         pays = begin.elapsed_time(end) < COMPUTING_LONGER * launch_ms
-        return bool(self._collectives.least(int(pays)))  # a step is a recording on all ranks or on none
+        return bool(self._least(int(pays)))  # a step is a recording on all ranks or on none
 
     def _captured(self, first: Work, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
         graph, result = self._capture(first)

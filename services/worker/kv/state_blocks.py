@@ -55,7 +55,7 @@ def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
-    for field in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for field in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         size = getattr(settings, field)
         if size > 1:
             raise InvalidArgument(f"{field}: {size}: recurrent layers are not cut among ranks", field=field)

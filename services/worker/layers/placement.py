@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
+from services.worker.layers.context import ALL_TOKENS, Context
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.sharding import WHOLE, Shard, TensorPart
 from services.worker.layers.stages import ALL_LAYERS, Stage
@@ -38,10 +39,13 @@ class Placement:
     shard: Shard = WHOLE
     adapters: Adapters | None = None
     stage: Stage = ALL_LAYERS
+    context: Context = ALL_TOKENS
 
     def least(self, value: int) -> int:
         """Of all ranks' values."""
-        return self.shard.collectives.least(value) if self.stage.is_whole else self.stage.link.least(value)
+        if not self.stage.is_whole:
+            return self.stage.link.least(value)
+        return self.context.peers.least(self.shard.collectives.least(value))
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -32,6 +32,9 @@ def open_adapters(
         else f"lora_folders has no place beside tensor_parallel_size {settings.tensor_parallel_size}: adapters are "
         "there from the start (lora), or not at all"
         if settings.tensor_parallel_size > 1 and settings.lora_folders
+        else f"lora_folders has no place beside context_parallel_size {settings.context_parallel_size}: adapters are "
+        "there from the start (lora), or not at all"
+        if settings.context_parallel_size > 1 and settings.lora_folders
         else f"adapters have no place beside pipeline_parallel_size {settings.pipeline_parallel_size}"
         if settings.pipeline_parallel_size > 1
         else "adapters have no place beside batch_invariant"

@@ -36,14 +36,25 @@ def _meeting_place(host: str, size: int) -> tuple[TCPStore, int]:
 class LocalRanks:
     """Ranks 1 to size - 1."""
 
-    def __init__(self, size: int, build: Callable[[Seat], RankReplica], stages: int = 1, nodes: Nodes = ALONE) -> None:
+    def __init__(
+        self,
+        size: int,
+        build: Callable[[Seat], RankReplica],
+        stages: int = 1,
+        nodes: Nodes = ALONE,
+        *,
+        contexts: int = 1,
+    ) -> None:
         """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once.
-        `stages`: that they are shared out among; `nodes`: the other hosts, which have equally many."""
+        `stages`, `contexts`: groups that they are shared out among; `nodes`: the other hosts, which have equally
+        many."""
         self.size = size
         host = nodes.address or LOOPBACK
         self._store, port = _meeting_place(host, size)
         per_host = size // nodes.num_hosts
-        self.seats = [Seat(rank, size, host, port, stages, per_host, nodes.interface) for rank in range(per_host)]
+        self.seats = [
+            Seat(rank, size, host, port, stages, per_host, nodes.interface, contexts) for rank in range(per_host)
+        ]
         self._number = 0  # of the last command
         self._writing = threading.Lock()  # commands come from the device's thread, ends of moves and of all from any
         self._local = RankProcesses(self.seats[1:], build)

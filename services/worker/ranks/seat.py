@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from services.worker.layers.context import ALL_TOKENS, Context
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.layers.stages import ALL_LAYERS, Stage
 from services.worker.ranks.link import open_link
@@ -41,6 +42,7 @@ class Seat:
     stages: int = 1  # that the ranks are shared out among, neighbours together
     per_host: int = 0  # ranks of each host, neighbours together; 0: all are on one
     interface: str = "lo"  # by which ranks reach each other
+    contexts: int = 1  # groups of ranks, neighbours together, that share out the tokens of long steps; or stages
 
     @property
     def local_rank(self) -> int:
@@ -49,14 +51,14 @@ class Seat:
 
     @property
     def width(self) -> int:
-        """Ranks of a stage."""
-        return self.size // self.stages
+        """Ranks that the tensors of a stage are cut among."""
+        return self.size // (self.stages * self.contexts)
 
-    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage]:
+    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage, Context]:
         """Meets the other ranks, all of which have to come; once in a process, until leave(). `own_sums`: GPUs add up
         few rows in memory that they write to each other, if they can."""
         if self.size == 1:
-            return WHOLE, ALL_LAYERS
+            return WHOLE, ALL_LAYERS, ALL_TOKENS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
         for variable in INTERFACES - os.environ.keys():
             os.environ[variable] = self.interface  # nobody else is to reach what is not encrypted
@@ -71,17 +73,21 @@ class Seat:
             device_id=device if device.type == "cuda" else None,
         )
         number, lane = divmod(self.rank, self.width)
-        group, stage = None, ALL_LAYERS
-        if self.stages > 1:
+        group, stage, context = None, ALL_LAYERS, ALL_TOKENS
+        if self.width < self.size:
             groups = [distributed.new_group(range(i, i + self.width)) for i in range(0, self.size, self.width)]
             group = groups[number]
+        if self.stages > 1:
             stage = Stage(number, self.stages, open_link(self.rank, self.size, self.stages, device))
+        if self.contexts > 1:
+            lanes = [distributed.new_group(range(i, self.size, self.width)) for i in range(self.width)]
+            context = Context(number, self.contexts, Together(self.contexts, device, lanes[lane]))
         if self.width == 1:
-            return WHOLE, stage
+            return WHOLE, stage, context
         together = Together(self.width, device, group)
         if own_sums and device.type == "cuda":
             together.open_mailbox(PrefixStore(f"stage {number}", store), lane)
-        return Shard(lane, self.width, together), stage
+        return Shard(lane, self.width, together), stage, context
 
 
 ALONE = Seat()
@@ -130,9 +136,15 @@ class Together:
         return x if residual is None else residual.add_(x)
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        parts = x.new_empty((self._size * x.size(0), x.size(1)))
-        GATHER(parts, x.contiguous(), group=self._group)
-        return parts.view(self._size, *x.shape).transpose(0, 1).reshape(x.size(0), -1)
+        return self.gather(x.contiguous()).transpose(0, 1).reshape(x.size(0), -1)
+
+    def gather(self, x: Tensor) -> Tensor:
+        parts = x.new_empty((self._size * x.size(0), *x.shape[1:]))
+        GATHER(parts, x, group=self._group)
+        return parts.view(self._size, *x.shape)
+
+    def from_first(self, x: Tensor) -> None:
+        distributed.broadcast(x, group=self._group, group_src=0)
 
     def least(self, value: int) -> int:
         shared = torch.tensor(value, dtype=torch.int64, device=self._device)

@@ -14,11 +14,13 @@ def check(settings: WorkerSettings, family: type[CausalLM], seat: Seat) -> None:
     """Raises InvalidArgument. KV in host memory refuses stages by itself."""
     if seat.stages == 1:
         return
+    contexts = f"the stages of context_parallel_size {seat.contexts} would hand on tokens that others have"
     few = f"{settings.max_num_seqs} sequences cannot be with {seat.stages} stages at a time"
     reasons = {
         "speculative_config": (bool(settings.speculative_config), "drafts are made where all layers are"),
         "batch_invariant": (settings.batch_invariant, "it has been shown for one process alone"),
         "model_impl": (issubclass(family, TransformersCausalLM), "transformers runs all layers in one process"),
+        "context_parallel_size": (seat.contexts > 1, contexts),
         "max_num_seqs": (0 < settings.max_num_seqs < seat.stages, few),
     }
     for field, (is_asked, reason) in reasons.items():

@@ -46,6 +46,7 @@ def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
         functools.partial(build_part, settings),
         stages=settings.pipeline_parallel_size,
         nodes=_nodes(settings),
+        contexts=settings.context_parallel_size,
     )
 
 
@@ -126,7 +127,15 @@ def _nodes(settings: WorkerSettings) -> Nodes:
 
 def _welcome(settings: WorkerSettings, seat: Seat) -> Welcome:
     return Welcome(
-        VERSION, _model(settings), seat.host, seat.port, seat.size, seat.stages, seat.per_host, _shared(settings)
+        VERSION,
+        _model(settings),
+        seat.host,
+        seat.port,
+        seat.size,
+        seat.stages,
+        seat.contexts,
+        seat.per_host,
+        _shared(settings),
     )
 
 

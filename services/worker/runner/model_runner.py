@@ -7,8 +7,7 @@ this one have reached the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from kernels.reference.low_rank import AdaptedRows
-from services.worker.attention.port import AttentionMetadata
 from services.worker.device.device import Device
 from services.worker.device.staging import Staging, staging_for, upload
 from services.worker.device.step_timer import StepTimer
@@ -30,36 +28,21 @@ from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.pages_ahead import PagesAhead
 from services.worker.lora.adapters import Adapters
+from services.worker.runner.context_parallel import ContextParallel
 from services.worker.runner.output import Launch
 from services.worker.runner.pipeline import StageLaunch, StageOfSteps
+from services.worker.runner.step_batches import StepBatches, Uploaded
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
-from services.worker.step.drafted_states import drafted_states
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
+from services.worker.step.token_shares import TokenShares
 
-
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """A step's inputs on the device, all int32."""
-
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    query_start: Tensor
-    seq_lens: Tensor
-    slots: Tensor
-    prev_sampled_tokens: Tensor
-    prev_sampled_slots: Tensor
-    sampling_slots: Tensor
-    sampling_tokens: Tensor
-    sampling_rows: Tensor
-    sample_positions: Tensor
-    block_places: Tensor  # where the new blocks go in the flat block tables
-    block_ids: Tensor
+if TYPE_CHECKING:
+    from services.worker.layers.context import Context
 
 
 class Model(Protocol):
@@ -85,12 +68,14 @@ class ModelRunner:
     ) -> None:
         self.heads = heads
         self._stage: StageOfSteps | None = None
-        self._marks = marks
         self._adapters = adapters
         self._whole_model = model  # what steps go through that nothing recorded takes
         self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
+        self._marks = marks
+        self._batches: StepBatches | None = None  # until there is memory
+        self._context: ContextParallel | None = None
         self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
         self._pages: PagesAhead | None = None
@@ -120,10 +105,18 @@ class ModelRunner:
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         num_groups = num_groups or 1 + max((cache.last_group for cache in caches), default=0)
         self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
+        self._batches = StepBatches(
+            self._device, self._staging, caches, self.slot_memory, adapters=self._adapters, marks=self._marks
+        )
 
     def use_stage(self, make: Callable[[StepTimer], StageOfSteps | None]) -> None:
         """Steps go through a part of the layers, and the rest is elsewhere."""
         self._stage = make(self._timer)
+
+    def use_context(self, context: Context) -> None:
+        """Other ranks compute a part of the tokens of long steps."""
+        if not context.is_whole:
+            self._context = ContextParallel(context, self._adapters)
 
     def settle(self, slots: Rows | None = None) -> None:
         """Steps whose layers are elsewhere: those that name one of `slots`, and all before them; None: the oldest."""
@@ -200,9 +193,16 @@ class ModelRunner:
     ) -> StageLaunch:
         """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
         marks = self._timer.begin(short=False)
-        up = self._upload(inputs, new_blocks)
+        assert self._batches is not None, "it is prepared"
+        up = self._batches.upload(inputs, new_blocks)
+        most_recorded = self._chunk_graphs.most_tokens if self._chunk_graphs is not None else 0
+        shares = None if self._context is None else self._context.shares(inputs, most_recorded)
+        if shares is not None:
+            self._timer.mark(marks)
+            return self._end(inputs, up, others, self._shared(shares, self._batches, new_blocks, others), marks)
         wanted = self._wanted(inputs, up, others)
-        batch = self._batch(inputs, up, wanted)
+        only_last = wanted is up.sampling_tokens and not self._device.is_synchronous
+        batch = self._batches.batch(inputs, up, wanted, only_last=only_last)
         self._timer.mark(marks)
         if self._stage is not None:
             return self._stage.launch(
@@ -231,6 +231,7 @@ class ModelRunner:
             logits = self._model.logits(of_samples, *adapted)
             slots, positions = up.sampling_slots, up.sample_positions
             sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
+            self._agree(sampled)
         if others is not None and hidden is not None:
             endings = others.launch(hidden, inputs.num_samples, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
@@ -257,33 +258,12 @@ class ModelRunner:
             sampled = sampling.launch(wanted, inputs, self.slot_memory, slots=slots, positions=positions)
         else:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
+        if inputs.num_samples:
+            self._agree(sampled)
         endings: list[HeadLaunch] = []
         if others is not None and step.hidden is not None:
             endings = others.launch_all(step.hidden, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
-
-    def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
-        places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
-        return Uploaded(
-            *self._staging.upload(
-                [
-                    inputs.token_ids,
-                    inputs.positions,
-                    inputs.slot_mapping,
-                    inputs.query_start,
-                    inputs.seq_lens,
-                    inputs.slots,
-                    inputs.prev_sampled_tokens,
-                    inputs.prev_sampled_slots,
-                    inputs.sampling_slots,
-                    inputs.sampling_tokens,
-                    np.searchsorted(inputs.slots, inputs.sampling_slots),
-                    inputs.sample_positions,
-                    places,
-                    new_blocks.ids,
-                ]
-            )
-        )
 
     def _wanted(self, inputs: StepInputs, up: Uploaded, others: StepHeads | None) -> Tensor | None:
         """int32 [num_wanted] tokens whose hidden states the heads read; None for all of them in their order."""
@@ -294,60 +274,18 @@ class ModelRunner:
         (tokens,) = self._staging.upload([others.wanted(inputs.sampling_tokens)])
         return tokens
 
-    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None) -> ForwardBatch:
-        first, *others = tables = self._tables_of(inputs, up)
-        mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
-        batch = ForwardBatch(
-            token_ids=self._feed(inputs, up),
-            positions=up.positions,
-            slot_mapping=mapping,
-            attention=AttentionMetadata(
-                first,
-                up.query_start,
-                up.seq_lens,
-                longest_query=inputs.longest_query,
-                longest_seq=int(inputs.seq_lens.max(initial=0)),
-            ),
-            logit_tokens=wanted,
-            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
-            drafted_states=drafted_states(inputs, len(self.slot_memory.last_tokens), self._staging.upload),
-        )
-        if self._marks is not None:
-            device = up.positions.device
-            types, seen = self._marks.types(inputs, device), self._marks.num_seen(inputs, device)
-            batch = replace(batch, token_types=types, num_seen=seen)
-        return batch.with_groups(others, mappings)
+    def _shared(
+        self, shares: TokenShares, batches: StepBatches, new_blocks: NewBlocks, others: StepHeads | None
+    ) -> Tensor:
+        """The hidden states that the heads read, in the order in which they expect them."""
+        assert self._context is not None, "it has shared them out"
+        inputs, tokens = shares.inputs, shares.inputs.sampling_tokens
+        if others is not None:
+            all_tokens = np.arange(inputs.num_tokens, dtype=np.int32)
+            tokens = all_tokens if others.read_all else others.wanted(tokens)
+        forward = self._whole_model.forward
+        return self._context.hidden(forward, shares, batches, new_blocks, tokens=tokens, only_samples=others is None)
 
-    def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
-        """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved.
-        `tables`: by KV group."""
-        if not self.caches or inputs.drafts is not None or self._device.is_synchronous:
-            return None
-        if inputs.num_tokens == inputs.num_rows:
-            return None
-        if self._adapters is not None and self._adapters.step.is_active:
-            return None
-        of_last_layer = tables[self.caches[-1].group]
-        return AttentionMetadata(
-            of_last_layer.index_select(0, up.sampling_rows),
-            torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=of_last_layer.device),
-            up.seq_lens.index_select(0, up.sampling_rows),
-            longest_query=1,
-            longest_seq=int(inputs.seq_lens.max(initial=0)),
-        )
-
-    def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
-        """The step's token ids, sampled ones put in place."""
-        if not len(inputs.prev_sampled_tokens):
-            return up.token_ids
-        fed = self.slot_memory.last_tokens.index_select(0, up.prev_sampled_slots).clamp_(min=0)
-        if len(inputs.prev_sampled_tokens) == inputs.num_tokens:
-            return fed
-        up.token_ids.index_copy_(0, up.prev_sampled_tokens.long(), fed)
-        return up.token_ids
-
-    def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
-        """int32 [num_rows, width] of the step's slots, of each KV group, no wider than its longest sequence needs."""
-        if not self._device.is_synchronous and len(up.block_ids):
-            self.slot_memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
-        return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self.slot_memory.group_tables]
+    def _agree(self, sampled: Sampled) -> None:
+        if self._context is not None:
+            self._context.agree(sampled, self.slot_memory)

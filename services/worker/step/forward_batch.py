@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata
+from services.worker.attention.port import AttentionMetadata, Exchange
 
 if TYPE_CHECKING:
     from services.worker.kv.kv_cache import LayerCache
@@ -45,3 +45,13 @@ class ForwardBatch:
             for table, mapping in zip(tables, mappings, strict=True)
         ]
         return replace(self, other_groups=tuple(others))
+
+    def with_exchanges(self, exchanges: Sequence[Exchange], of_last: int) -> ForwardBatch:
+        """`exchanges`: by KV group, with the ranks that have the step's other tokens; `of_last`: the last layer's
+        group."""
+        last = None if self.last is None else replace(self.last, exchange=exchanges[of_last])
+        batches = [
+            replace(batch, last=last, attention=replace(batch.attention, exchange=exchange))
+            for batch, exchange in zip((self, *self.other_groups), exchanges, strict=True)
+        ]
+        return replace(batches[0], other_groups=tuple(batches[1:]))

@@ -50,7 +50,7 @@ def test_roles_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_worker_has_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch, found: list[str], ranks: int, expected: list[str | None]
 ) -> None:
-    for ranks_of in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for ranks_of in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         settings = {"worker": {"device": "cuda", ranks_of: ranks}}
         specs = workers(monkeypatch, found, workers=2, settings=settings)
         assert [spec.environment().get(gpus.VARIABLE) for spec in specs] == expected

@@ -121,7 +121,9 @@ def test_a_gpu_is_described_and_its_absence_is_an_error_only_for_who_wants_one(t
     assert found["GPU 0"][0]["found"] == "NVIDIA H200, driver 570.124.06, 143771 MiB, compute capability 9.0"
     assert found["GPU 1"][0]["level"] == "warning", "somebody else has most of its memory"
     _, found = doctor("--device", "cuda", "--tensor-parallel-size", "4", path=path)
-    assert "--tensor-parallel-size times --pipeline-parallel-size may be 2" in found["ranks"][0]["advice"]
+    assert "times --pipeline-parallel-size times --context-parallel-size may be 2" in found["ranks"][0]["advice"]
+    _, found = doctor("--device", "cuda", "--context-parallel-size", "2", path=path)
+    assert found["ranks"][0]["found"] == "2 of 2 GPUs for each worker"
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
     assert doctor(path=path)[1]["GPU"][0]["level"] == "ok"
     status, found = doctor("--device", "cuda", path=path)

@@ -140,7 +140,9 @@ def test_more_than_fit_wait_and_none_is_lost(engine: LLMEngine) -> None:
     assert ended["3"].outputs == ask(engine, f"3 {long}", max_tokens=40).outputs
 
 
-@pytest.mark.parametrize("wrong", [{"num_bloks": 3}, {"kv_offloading_size": 1.0}, {"tensor_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_bloks": 3}, {"kv_offloading_size": 1.0}, {"tensor_parallel_size": 2}, {"context_parallel_size": 2}]
+)
 def test_settings_that_mean_nothing_here_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         LLMEngine(**wrong)

@@ -9,8 +9,12 @@ ROWS: dict[str, list[Panel]] = {
         stat("Workers", [Query("count(quire_worker_epoch > 0)", "")], text="That are attached.", red_below=1),
         stat(
             "Processes a model is cut into",
-            [Query("max(quire_worker_ranks)", "ranks"), Query("max(quire_worker_stages)", "stages")],
-            text="Ranks, and the stages that these share its layers among.",
+            [
+                Query("max(quire_worker_ranks)", "ranks"),
+                Query("max(quire_worker_stages)", "stages"),
+                Query("max(quire_worker_contexts)", "contexts"),
+            ],
+            text="Ranks, the stages that these share its layers among, and the groups that share long prompts.",
         ),
         stat(
             "Oldest step",

@@ -1,7 +1,7 @@
 """How far a prompt goes on below the device, and which pages somebody needs who starts there.
 
 What lies below serves a start as the device does, where all groups have to agree (shared/kv/kv_retention.py): of a
-group that keeps everything all pages are needed, of a window or a state the last ones alone, wherever each of them lies.
+group that keeps everything all pages are needed, of a window or a state the last ones alone, wherever each lies.
 """
 
 from __future__ import annotations

@@ -59,7 +59,16 @@ class NodeRanks:
         self._channel = channel
         interface, first = interface_of(channel.own_address), node * welcome.per_host
         seats = [
-            Seat(rank, welcome.size, welcome.host, welcome.port, welcome.stages, welcome.per_host, interface)
+            Seat(
+                rank,
+                welcome.size,
+                welcome.host,
+                welcome.port,
+                welcome.stages,
+                welcome.per_host,
+                interface,
+                welcome.contexts,
+            )
             for rank in range(first, first + welcome.per_host)
         ]
         self.processes = RankProcesses(seats, build(welcome))

@@ -28,6 +28,7 @@ class Welcome:
     port: int
     size: int
     stages: int
+    contexts: int
     per_host: int
     settings: dict[str, Any]
 

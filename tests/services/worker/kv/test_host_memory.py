@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from shared.block_hash import block_hash, split
 
 from services.worker.kv import kv_cache
 from services.worker.kv.held_blocks import HeldBlocks
@@ -16,6 +15,7 @@ from services.worker.kv.kv_memory import BlockShape
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
 from shared.errors import InvalidArgument
+from shared.kv.block_hash import block_hash, split
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 SHAPE = BlockShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)

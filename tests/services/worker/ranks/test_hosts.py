@@ -31,6 +31,7 @@ from shared.settings import WorkerSettings
 from shared.settings.tls import Tls
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.ranks.test_context import long_steps
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
 from tests.services.worker.rig import Rig
@@ -62,6 +63,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
         functools.partial(start.build_part, worker),
         worker.pipeline_parallel_size,
         start._nodes(worker),
+        contexts=worker.context_parallel_size,
     )
     rig = None
     try:
@@ -96,6 +98,16 @@ def await_that(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not come to that"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_host_has_its_share_of_long_prompts(checkpoint: Make, secret: str) -> None:
+    folder, room = checkpoint("llama").folder, {"num_blocks": 512}
+    whole = Rig(folder, **room)
+    long_steps(whole)
+    with two_nodes(folder, secret, context_parallel_size=2, **room) as (rig, _):
+        long_steps(rig)
+        assert [rig.tokens(one) for one in SLOTS] == [whole.tokens(one) for one in SLOTS]
 
 
 def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_replica(

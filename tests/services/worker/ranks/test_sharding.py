@@ -37,14 +37,20 @@ def ranked(
     size: int = 2,
     stages: int = 1,
     *,
+    contexts: int = 1,
     record_logits: bool = True,
     build: Callable[..., RankReplica] = build_part,
     **settings: Any,
 ) -> Iterator[RankedRig]:
-    """`size`: ranks of each of the `stages`."""
-    settings = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
+    """`size`: ranks of each of the `stages`, and of each of the `contexts`."""
+    settings = {
+        "tensor_parallel_size": size,
+        "pipeline_parallel_size": stages,
+        "context_parallel_size": contexts,
+        **settings,
+    }
     worker = Rig.settings(folder, **settings)
-    group = LocalRanks(worker.num_ranks, functools.partial(build, worker), stages)
+    group = LocalRanks(worker.num_ranks, functools.partial(build, worker), stages, contexts=contexts)
     rig = None
     try:
         rig = RankedRig(folder, group, record_logits=record_logits, **settings)

@@ -1,0 +1,112 @@
+"""A long step whose tokens are shared out among ranks (layers/context.py): a rank's part of it, and the way back.
+
+Every rank ends with the hidden states of all tokens that somebody reads, so that what a step can end in is as it is on
+one rank. Rank 0's choices are then everybody's: the same sums may round otherwise elsewhere, and a rank that was fed
+with another token would keep another text's keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from services.worker.step.token_shares import TokenShares, share_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.worker.graphs.step_edges import SlotMemory
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.context import Context, Peers
+    from services.worker.lora.adapters import Adapters
+    from services.worker.runner.step_batches import StepBatches
+    from services.worker.sampling.sampler import Sampled
+    from services.worker.step.forward_batch import ForwardBatch
+    from services.worker.step.slots import NewBlocks
+    from services.worker.step.step_inputs import StepInputs
+    from shared.columns import I32
+
+    Forward = Callable[[ForwardBatch, list[LayerCache]], Tensor]
+
+WORD_BYTES = 8  # in which rows of a cache are copied, where they are of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Of keys and values in one KV group's pages, whatever their dtype."""
+
+    peers: Peers
+    own: Tensor  # int64 [most] positions in the cache that this rank has stored, the null block's behind them
+    everybody: Tensor  # int64 [size, most]
+
+    def __call__(self, *caches: Tensor) -> None:
+        """Each [num_blocks, block_size, num_kv_heads, head_dim], with a layer's own tokens stored."""
+        rows = [_words(cache) for cache in caches]
+        sent = rows[0].new_empty((len(rows), len(self.own), rows[0].size(1)))
+        for part, place in zip(rows, sent, strict=True):
+            torch.index_select(part, 0, self.own, out=place)
+        found = self.peers.gather(sent)
+        for number, part in enumerate(rows):
+            part[self.everybody] = found[:, number]
+
+
+def _words(cache: Tensor) -> Tensor:
+    """[num_positions, words of one], a view."""
+    row = cache[0, 0].nbytes
+    return cache.view(cache.size(0) * cache.size(1), -1).view(torch.int64 if row % WORD_BYTES == 0 else torch.uint8)
+
+
+class ContextParallel:
+    """Of a rank that has others beside it."""
+
+    def __init__(self, context: Context, adapters: Adapters | None) -> None:
+        self._context, self._adapters = context, adapters
+
+    def shares(self, inputs: StepInputs, most_recorded: int = 0) -> TokenShares | None:
+        """None where each rank computes the step by itself. `most_recorded`: tokens of a step that is in a graph
+        because launching it would take longer than computing it; twice as many have to be launched anyway, and
+        exchanges would come on top."""
+        return share_out(inputs, self._context.size) if inputs.num_tokens > 2 * most_recorded else None
+
+    def hidden(
+        self,
+        forward: Forward,
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor:
+        """[num_wanted, hidden_width] of `tokens` of the step, whoever computes them. `only_samples`: none but tokens
+        that somebody samples behind."""
+        wanted = shares.wanted(tokens)
+        own = shares.of(self._context.rank, wanted)
+        if self._adapters is not None:
+            self._adapters.write_rows(own)
+        up = batches.upload(own, new_blocks)
+        batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
+        hidden = forward(self._with_exchanges(batch, shares, batches), batches.caches)
+        found = self._context.peers.gather(hidden.contiguous()).flatten(0, 1)
+        (order,) = batches.staging.upload([wanted.order])
+        if self._adapters is not None:
+            self._adapters.write_rows(shares.inputs)
+        return found.index_select(0, order)
+
+    def agree(self, sampled: Sampled, memory: SlotMemory) -> None:
+        """Behind every step that samples: what was chosen is what rank 0 chose."""
+        self._context.peers.from_first(sampled.token_ids)
+        self._context.peers.from_first(memory.last_tokens)
+
+    def _with_exchanges(self, batch: ForwardBatch, shares: TokenShares, batches: StepBatches) -> ForwardBatch:
+        num_groups = 1 + len(batch.other_groups)
+        (flat,) = batches.staging.upload([shares.slot_mappings(num_groups).ravel()])
+        mappings = flat.long().view(num_groups, shares.size, shares.most)
+        rank, peers = self._context.rank, self._context.peers
+        return batch.with_exchanges(
+            [Exchange(peers, mapping[rank], mapping) for mapping in mappings],
+            of_last=batches.caches[-1].group if batches.caches else 0,
+        )

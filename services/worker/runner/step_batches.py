@@ -1,0 +1,139 @@
+"""A step's arrays on the device, and what a forward pass reads of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.attention.port import AttentionMetadata
+from services.worker.device.device import Device
+from services.worker.device.staging import Staging
+from services.worker.graphs.step_edges import SlotMemory
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.lora.adapters import Adapters
+from services.worker.step.drafted_states import drafted_states
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
+from services.worker.step.text_marks import TextMarks
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A step's inputs on the device, all int32."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    slots: Tensor
+    prev_sampled_tokens: Tensor
+    prev_sampled_slots: Tensor
+    sampling_slots: Tensor
+    sampling_tokens: Tensor
+    sampling_rows: Tensor
+    sample_positions: Tensor
+    block_places: Tensor  # where the new blocks go in the flat block tables
+    block_ids: Tensor
+
+
+class StepBatches:
+    """Steps that nothing recorded takes, or of the CPU's tape."""
+
+    def __init__(
+        self,
+        device: Device,
+        staging: Staging,
+        caches: list[LayerCache],
+        memory: SlotMemory,
+        *,
+        adapters: Adapters | None,
+        marks: TextMarks | None,
+    ) -> None:
+        self.caches, self.staging = caches, staging
+        self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
+
+    def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
+        places = new_blocks.slots * self._memory.table_width + new_blocks.columns
+        return Uploaded(
+            *self.staging.upload(
+                [
+                    inputs.token_ids,
+                    inputs.positions,
+                    inputs.slot_mapping,
+                    inputs.query_start,
+                    inputs.seq_lens,
+                    inputs.slots,
+                    inputs.prev_sampled_tokens,
+                    inputs.prev_sampled_slots,
+                    inputs.sampling_slots,
+                    inputs.sampling_tokens,
+                    np.searchsorted(inputs.query_start, inputs.sampling_tokens, side="right") - 1,
+                    inputs.sample_positions,
+                    places,
+                    new_blocks.ids,
+                ]
+            )
+        )
+
+    def batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None, *, only_last: bool) -> ForwardBatch:
+        """`wanted`: int32 [num_wanted] tokens whose hidden states are read; None: all. `only_last`: they are
+        up.sampling_tokens, and nothing else need be computed of the last layer."""
+        first, *others = tables = self._tables_of(inputs, up)
+        mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
+        batch = ForwardBatch(
+            token_ids=self._feed(inputs, up),
+            positions=up.positions,
+            slot_mapping=mapping,
+            attention=AttentionMetadata(
+                first,
+                up.query_start,
+                up.seq_lens,
+                longest_query=inputs.longest_query,
+                longest_seq=int(inputs.seq_lens.max(initial=0)),
+            ),
+            logit_tokens=wanted,
+            last=self._last(inputs, up, tables) if only_last else None,
+            drafted_states=drafted_states(inputs, len(self._memory.last_tokens), self.staging.upload),
+        )
+        if self._marks is not None:
+            device = up.positions.device
+            types, seen = self._marks.types(inputs, device), self._marks.num_seen(inputs, device)
+            batch = replace(batch, token_types=types, num_seen=seen)
+        return batch.with_groups(others, mappings)
+
+    def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
+        """Of the tokens that are sampled behind, as if each was a row; None where more is wanted, or nothing saved.
+        `tables`: by KV group."""
+        if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
+            return None
+        if self._adapters is not None and self._adapters.step.is_active:
+            return None
+        of_last_layer = tables[self.caches[-1].group]
+        return AttentionMetadata(
+            of_last_layer.index_select(0, up.sampling_rows),
+            torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=of_last_layer.device),
+            up.sample_positions,
+            longest_query=1,
+            longest_seq=int(inputs.seq_lens.max(initial=0)),
+        )
+
+    def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
+        """The step's token ids, sampled ones put in place."""
+        if not len(inputs.prev_sampled_tokens):
+            return up.token_ids
+        fed = self._memory.last_tokens.index_select(0, up.prev_sampled_slots).clamp_(min=0)
+        if len(inputs.prev_sampled_tokens) == inputs.num_tokens:
+            return fed
+        up.token_ids.index_copy_(0, up.prev_sampled_tokens.long(), fed)
+        return up.token_ids
+
+    def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
+        """int32 [num_rows, width] of the step's rows, of each KV group, no wider than the longest sequence needs."""
+        if not self._device.is_synchronous and len(up.block_ids):
+            self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
+        return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._memory.group_tables]
