@@ -139,7 +139,7 @@ def build_replica(
     runner.prepare(kv_cache.of_layers(memory, kept), table.block_table, kept.num_groups)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
-    _use_tape(runner, model, backend, place, fitting)
+    _use_tape(runner, model, backend, place, fitting, trees=drafting is not None and drafting.tree is not None)
     kv_memory.report(fitting, shape)
     speculation = (
         start_speculation(drafting, drafter, runner, table, fitting)
@@ -323,11 +323,11 @@ def _graph_maker(
 
 
 def _use_tape(
-    runner: ModelRunner, model: CausalLM, backend: AttentionBackend, place: Placement, fitting: Limits
+    runner: ModelRunner, model: CausalLM, backend: AttentionBackend, place: Placement, fitting: Limits, *, trees: bool
 ) -> None:
     reason = taped.reject_reason(model, backend, place)
     if reason is None:
-        runner.use_model(TapedModel(model, runner.caches, fitting))
+        runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
     elif place.device.type == "cpu":
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 

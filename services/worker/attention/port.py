@@ -51,6 +51,9 @@ class AttentionMetadata:
     order: Tensor | None = None  # [num_rows] rows, longest first; None: they are not sorted
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
+    tree_mask: Tensor | None = (
+        None  # int64 [num_tokens] what each sees of a tree of drafts (kernels/reference); None: all
+    )
 
     @property
     def is_decode(self) -> bool:

@@ -40,6 +40,7 @@ from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
+from shared.columns import I32
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,10 @@ class ModelRunner:
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch, and behind all earlier ones."""
         kv_cache.copy_blocks(self.caches, copies)
+
+    def move_tokens(self, sources: I32, targets: I32) -> None:
+        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+        kv_cache.move_tokens(self.caches, sources, targets)
 
     def move_beams(self, moves: BeamMoves) -> None:
         """Before the next launch, which brings the blocks that are new."""
@@ -307,6 +312,7 @@ class ModelRunner:
                 up.seq_lens,
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
+                tree_mask=None if inputs.tree_mask is None else upload(inputs.tree_mask, up.positions.device),
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
