@@ -27,8 +27,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
 
 
 def noise_of(key0: torch.Tensor, key1: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """The same of some tokens: `token_ids` int64 [num_tokens] of all rows, or [num_rows, num_tokens] of each; keys as of
-    row_keys()."""
+    """The same of some tokens: `token_ids` int64 [num_tokens], or [num_rows, num_tokens]; keys as of row_keys()."""
     tokens = token_ids * 0x9E3779B1  # wraps beyond 64 bits, the low word stays right
     words = _mix(_mix((tokens + key0.unsqueeze(1)) & WORD) ^ key1.unsqueeze(1))
     v = (words.float() * 2.0**-32 + 2.0**-33).clamp_(max=V_MAX)

@@ -46,7 +46,7 @@ class RunnerOutput:
         """[num_slots]"""
         return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
 
-    def in_place(self, tokens: Rows, sampling_tokens: I32) -> Rows:
+    def in_place(self, tokens: I32, sampling_tokens: I32) -> I32:
         """`tokens` of the step, or what is to move to their places; `sampling_tokens`: behind which samples stand."""
         if self.moved is None:
             return tokens

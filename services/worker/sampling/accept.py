@@ -9,9 +9,9 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.sampling.sampler import Ready
-from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
+from services.worker.spec_decode.drafts import REFUSED, DraftRows
 from services.worker.spec_decode.rejection import keep_or_draw
-from services.worker.spec_decode.trees.tree_rows import TreeRows
+from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
 
 Choose = Callable[[Ready, DraftRows], Tensor]
 
