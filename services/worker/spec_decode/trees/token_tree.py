@@ -97,8 +97,15 @@ class TokenTree:
         """As much of it as has at most so many inner nodes."""
         if self.num_inner <= num_inner:
             return self
-        kept = {(), *self._inner_paths[:num_inner]}
-        return TokenTree(tuple(path for path in self.paths if path[:-1] in kept))
+        if num_inner not in self._parts:
+            kept = {(), *self._inner_paths[:num_inner]}
+            self._parts[num_inner] = TokenTree(tuple(path for path in self.paths if path[:-1] in kept))
+        return self._parts[num_inner]
+
+    @cached_property
+    def _parts(self) -> dict[int, TokenTree]:
+        """What within() has made, by inner nodes."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
