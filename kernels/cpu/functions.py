@@ -179,16 +179,29 @@ def paged_attention(
     sinks: Tensor | None = None,
     softcap: float = 0.0,
     chunked: bool = False,
+    tree_mask: Tensor | None = None,
 ) -> Tensor:
     code = DTYPES.get(q.dtype)
     if code is None or k_cache.dtype is not q.dtype:
         return reference.paged_attention(
-            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap, chunked
+            q,
+            k_cache,
+            v_cache,
+            block_tables,
+            query_start,
+            seq_lens,
+            scale,
+            sliding_window,
+            sinks,
+            softcap,
+            chunked,
+            tree_mask,
         )
     assert sliding_window or not chunked
     assert block_tables.dtype is query_start.dtype is seq_lens.dtype is torch.int32
     assert block_tables.stride(1) == 1
     assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
+    assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
     assert dense(q, k_cache, v_cache, query_start, seq_lens)
     num_q_heads, head_dim = q.size(1), q.size(2)
     out = calls.empty_like(q)
@@ -211,6 +224,7 @@ def paged_attention(
         query_start.data_ptr(),
         seq_lens.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
+        None if tree_mask is None else tree_mask.data_ptr(),
         out.data_ptr(),
     )
     return out

@@ -28,7 +28,7 @@ SIGNATURES = {
     "latent_store": "iniiiifppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
-    "paged_attention": "iniiiiiiiffpppppppp",
+    "paged_attention": "iniiiiiiiffppppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "quantized_linear": "iniiifpppppppp",
     "rms_norm": "inifpppp",

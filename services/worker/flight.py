@@ -46,6 +46,9 @@ class Runner(Protocol):
     def move_beams(self, moves: BeamMoves) -> None:
         """Before the next launch."""
 
+    def move_tokens(self, sources: I32, targets: I32) -> None:
+        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
 
     def settle(self, slots: Rows | None = None) -> None:

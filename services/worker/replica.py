@@ -170,6 +170,10 @@ class Replica:
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.prev_sampled_tokens] = self._last_tokens[inputs.prev_sampled_slots]
         places = inputs.slot_mapping
+        if output.moved is not None:
+            sources, targets = (inputs.sampling_tokens[rows] for rows in (output.moved.sources, output.moved.targets))
+            token_ids[targets] = token_ids[sources]
+            self._runner.move_tokens(places[sources], places[targets])
         if self.limits.num_groups > 1:
             token_ids = np.tile(token_ids, self.limits.num_groups)
         if output.refused_tokens is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from quire import bundled
@@ -15,3 +16,11 @@ _METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"method": "medusa", "num_speculative_tokens": 4, "model": str(DRAFTERS / "medusa")},
 }
 METHODS = {name: config | {"adaptive_length": False} for name, config in _METHODS.items()}
+
+# Of both, more is guessed than there may be drafts. On the CPU alone, and not with batch_invariant.
+EAGLE_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)]"
+MEDUSA_TREE = str([path for depth in range(1, 5) for path in itertools.product(range(2), repeat=depth)])
+TREES = {
+    "eagle_tree": METHODS["eagle"] | {"num_speculative_tokens": 6, "speculative_token_tree": EAGLE_TREE},
+    "medusa_tree": METHODS["medusa"] | {"num_speculative_tokens": 8, "speculative_token_tree": MEDUSA_TREE},
+}

@@ -13,10 +13,11 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.repetition import RepetitionRule
 from services.worker.replica import Replica
 from tests.services.scheduler.conftest import Optimist
-from tests.spec_decode.methods import METHODS
+from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
 
+ALL = METHODS | TREES
 PERSON = json.dumps(
     {
         "type": "object",
@@ -52,9 +53,9 @@ def plain() -> Replica:
     return build()
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=ALL)
 def drafting(request: pytest.FixtureRequest) -> Replica:
-    return build(METHODS[request.param])
+    return build(ALL[request.param])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -99,9 +100,9 @@ def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Repl
     assert texts(answers[0]) == texts(answers[1])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALL)
 def test_the_same_text_though_lengths_change_at_every_step(plain: Replica, method: str) -> None:
-    pairs = [Pair(build(METHODS[method] | {"adaptive_length": True}), max_steps_in_flight=3), Pair(plain)]
+    pairs = [Pair(build(ALL[method] | {"adaptive_length": True}), max_steps_in_flight=3), Pair(plain)]
     draw = random.Random(1)
     pairs[0].core.speculation.lengths.choose = lambda *numbers: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
     answers = [ask_all(pair, temperature=0.6, seed=12) for pair in pairs]

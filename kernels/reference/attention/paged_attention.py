@@ -8,6 +8,7 @@ from torch.nn import functional
 from kernels.reference.attention.kv_dtype import take_blocks
 
 GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
+LAST_BIT = 63  # of a tree's mask
 
 
 def paged_attention(
@@ -22,6 +23,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     chunked: bool = False,
+    tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
 
@@ -39,20 +41,25 @@ def paged_attention(
     sinks: None, or float32 [num_q_heads]: a score of each head, not scaled, that takes its share of every softmax and
         gives nothing (arXiv 2309.17453, section 3.3)
     softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
+    tree_mask: None, or int64 [num_tokens], of rows that stand in a tree of drafts (arXiv 2305.09781, section 4.2): bit
+        i, from 0 on, says whether a row sees the position i before its own; further back than 63 it sees all. -1: all
     Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
 
     Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
     """
     assert sliding_window or not chunked
     if q.size(0) == block_tables.size(0):
-        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap, chunked)
+        return _decode(
+            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap, chunked, tree_mask
+        )
     assert query_start is not None, "a sequence has several rows"
     out = torch.empty_like(q)
     starts, lens = query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
-        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked)
+        mask = None if tree_mask is None else tree_mask[rows]
+        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask)
     return out
 
 
@@ -71,16 +78,20 @@ def _attend(
     sinks: torch.Tensor | None,
     softcap: float,
     chunked: bool,
+    tree_mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
     num_rows, num_keys = q.size(0), k.size(0)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
-    is_plain = sinks is None and not softcap
+    is_plain = sinks is None and not softcap and tree_mask is None
     if num_rows == num_keys and is_plain and not 0 < window < num_keys:  # without a mask, half of it is left out
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     else:
         query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
-        seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window, chunked)
+        key_positions = torch.arange(num_keys, device=q.device)
+        seen = _seen(query_positions, key_positions, window, chunked)
+        if tree_mask is not None:
+            seen &= _in_path(query_positions - key_positions, tree_mask)
         out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
     return out.squeeze(0).transpose(0, 1)
 
@@ -96,6 +107,7 @@ def _decode(
     sinks: torch.Tensor | None,
     softcap: float,
     chunked: bool,
+    tree_mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """One row per sequence, all padded to the width of the tables: no length is read on the host."""
     width = block_tables.size(1) * k_cache.size(1)
@@ -104,7 +116,10 @@ def _decode(
     key_positions = torch.arange(width, device=q.device)
     parts = []
     for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
-        seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window, chunked)  # [rows, width]
+        query_positions = seq_lens[rows].unsqueeze(1) - 1
+        seen = _seen(query_positions, key_positions, window, chunked)  # [rows, width]
+        if tree_mask is not None:
+            seen &= _in_path(query_positions - key_positions, tree_mask[rows])
         k, v = (_gather_padded(cache, block_tables[rows], seen, q.dtype) for cache in (k_cache, v_cache))
         attended = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
         parts.append(attended.squeeze(2))
@@ -153,3 +168,9 @@ def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: in
         return seen
     before = query_positions % window + 1 if chunked else window  # a row sees so many, itself included
     return seen & (key_positions > query_positions - before)
+
+
+def _in_path(distances: torch.Tensor, tree_mask: torch.Tensor) -> torch.Tensor:
+    """`distances` [num_rows, num_keys] back from each row, negative ahead of it -> whether its mask has the bit."""
+    bits = tree_mask.unsqueeze(1) >> distances.clamp(0, LAST_BIT)
+    return (bits & 1).bool() | (distances > LAST_BIT)

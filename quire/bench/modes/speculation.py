@@ -27,14 +27,18 @@ from shared.pb.admin.v1 import admin_pb2
 Runs = Sequence[Mapping[str, float]]
 
 OFF = "off"
+TREES = "_tree"  # behind a method's name
 CONTROL = "control"  # the same once more: how far two equal clusters are apart
 WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # and the folder of these
+WITH_TREES = ("eagle", "medusa")
+TREE = str([(0,) * depth + (rank,) for depth in range(4) for rank in range(2)])  # a chain, and what comes second
 CONFIGS: dict[str, dict[str, object]] = {
     OFF: {},
     CONTROL: {},
     "ngram": {"method": "ngram", "prompt_lookup_min": 2},
     "suffix": {"method": "suffix"},
     **{method: {"method": method} for method in WITH_WEIGHTS},
+    **{f"{method}_tree": {"method": method} for method in WITH_TREES},
 }
 
 
@@ -42,10 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
     parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
-    names = [name for name in CONFIGS if name != CONTROL]
-    what = f"{', '.join(names)} (default: all), {CONTROL}: a second cluster that does not draft"
+    names = [name for name in CONFIGS if name != CONTROL and not name.endswith(TREES)]
+    trees = ", ".join(name for name in CONFIGS if name.endswith(TREES))
+    what = f"{', '.join(names)} (default: all), {trees}, {CONTROL}: a second cluster that does not draft"
     parser.add_argument("--methods", default=",".join(names), metavar="A,B,...", help=what)
     parser.add_argument("--num-speculative-tokens", type=human_int, default=4, help="most drafts per sequence and step")
+    what = "PATHS of the methods that end in _tree, of which --num-speculative-tokens are drafts (default: %(default)s)"
+    parser.add_argument("--speculative-token-tree", default=TREE, metavar="PATHS", help=what)
     parser.add_argument(
         "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
     )
@@ -157,8 +164,13 @@ def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str
     for name in names:
         if name not in CONFIGS:
             raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
-    models = {name: {"model": str(drafters / WITH_WEIGHTS[name])} for name in names if name in WITH_WEIGHTS}
-    configs = {name: CONFIGS[name] | models.get(name, {}) for name in names}
+    configs = {name: dict(CONFIGS[name]) for name in names}
+    for name, config in configs.items():
+        method = str(config.get("method"))
+        if method in WITH_WEIGHTS:
+            config["model"] = str(drafters / WITH_WEIGHTS[method])
+        if name.endswith(TREES):
+            config["speculative_token_tree"] = arguments.speculative_token_tree
     return {OFF: {}} | {name: config | common if config else {} for name, config in configs.items()}
 
 

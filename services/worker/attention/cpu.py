@@ -61,6 +61,7 @@ class CpuAttention:
             sinks,
             softcap,
             chunked,
+            metadata.tree_mask,
         )
 
     def attend_latent(

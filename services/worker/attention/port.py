@@ -59,6 +59,7 @@ class AttentionMetadata:
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
     exchange: Exchange | None = None  # comes before attention; None: all of the step's tokens are here
+    tree_mask: Tensor | None = None  # int64 [num_tokens] what each sees of a tree of drafts; None: all before it
 
     @property
     def is_decode(self) -> bool:

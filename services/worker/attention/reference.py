@@ -44,6 +44,7 @@ class ReferenceAttention:
             sinks,
             softcap,
             chunked,
+            metadata.tree_mask,
         )
 
     def attend_latent(

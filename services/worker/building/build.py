@@ -68,7 +68,7 @@ def build_replica(
         compiling.wait()
     site.place.least(0)  # what the first rank has compiled is there for all
     memory = take_memory(settings, wanted, site, loaded, steps)
-    record_steps(site, loaded, steps, memory)
+    record_steps(wanted, site, loaded, steps, memory)
     speculation = _speculation(wanted, steps, memory)
     parts = (settings, wanted, site, loaded)
     replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.worker import limits
-from services.worker.attention.port import AttentionBackend
 from services.worker.building.model import Loaded
 from services.worker.building.site import Site
 from services.worker.building.steps import Steps
 from services.worker.building.wanted import Wanted
 from services.worker.kv import kv_cache, kv_memory
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
@@ -44,13 +42,13 @@ def take_memory(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Lo
     return Memory(fitting, table, caches)
 
 
-def record_steps(site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
+def record_steps(wanted: Wanted, site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
     """From here on the runner computes steps over these blocks."""
     block_table = memory.table.block_table
     steps.runner.prepare(kv_cache.of_layers(memory.caches, loaded.kept), block_table, loaded.kept.num_groups)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, memory.limits, block_table)
-    _use_tape(steps.runner, loaded.model, site.backend, site.place, memory.limits)
+    _use_tape(steps.runner, loaded.model, site, memory.limits, trees=wanted.drafts_trees)
     kv_memory.report(memory.limits, loaded.shape)
 
 
@@ -63,13 +61,11 @@ def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limit
     return fitting
 
 
-def _use_tape(
-    runner: ModelRunner, model: CausalLM, backend: AttentionBackend, place: Placement, fitting: Limits
-) -> None:
-    reason = taped.reject_reason(model, backend, place)
+def _use_tape(runner: ModelRunner, model: CausalLM, site: Site, fitting: Limits, *, trees: bool) -> None:
+    reason = taped.reject_reason(model, site.backend, site.place)
     if reason is None:
-        runner.use_model(TapedModel(model, runner.caches, fitting))
-    elif place.device.type == "cpu":
+        runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
+    elif site.place.device.type == "cpu":
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 
 

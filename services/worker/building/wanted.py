@@ -25,6 +25,10 @@ class Wanted:
     drafting: SpeculativeConfig | None
     limits: Limits
 
+    @property
+    def drafts_trees(self) -> bool:
+        return self.drafting is not None and self.drafting.tree is not None
+
 
 def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) -> Wanted:
     """`values`: config.json. Raises QuireError with what this model or this build of it does not have."""

@@ -9,7 +9,8 @@ from services.worker.graphs.step_edges import SlotMemory
 from services.worker.sampling.accept import Choose, accept, choose_coupled
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Plain, Sampled, Sampler
-from services.worker.spec_decode.drafts import NO_TOKEN, DraftRows
+from services.worker.spec_decode.drafts import DraftRows
+from services.worker.spec_decode.trees.tree_rows import NO_TOKEN
 from services.worker.step.slots import Rows
 from services.worker.step.step_inputs import StepInputs
 

@@ -14,6 +14,7 @@ from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
+from shared.columns import I32
 from shared.kv.kv_specs import State
 
 CACHE_LINE = 64
@@ -99,6 +100,16 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     parts = {part.data_ptr(): part for cache in caches for part in cache.parts}  # layers of several groups share memory
     for part in parts.values():
         part.index_copy_(0, targets, part.index_select(0, sources))
+
+
+def move_tokens(caches: list[LayerCache], sources: I32, targets: I32) -> None:
+    """Keys and values of the tokens at `sources`, block * block_size + offset, to the places `targets`."""
+    device = caches[0].k.device
+    given, places = (upload(ids, device, np.int64) for ids in (sources, targets))
+    for cache in caches:
+        for part in cache.parts:
+            rows = part.flatten(0, 1)
+            rows.index_copy_(0, places, rows.index_select(0, given))
 
 
 def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:

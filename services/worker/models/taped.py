@@ -20,6 +20,7 @@ from services.worker.models.causal_lm import CausalLM, joined
 from services.worker.step.forward_batch import ForwardBatch
 
 PACKAGE = "kernels.cpu"
+SEES_ALL = -1  # of a tree's mask
 
 
 def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) -> str | None:
@@ -43,7 +44,8 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
 class TapedModel:
     """Stands in for `model`, over the caches that it was recorded with."""
 
-    def __init__(self, model: CausalLM, caches: list[LayerCache], limits: Limits) -> None:
+    def __init__(self, model: CausalLM, caches: list[LayerCache], limits: Limits, *, trees: bool = False) -> None:
+        """`trees`: drafts may be such."""
         from kernels.cpu.tape import Tape
 
         self._model, self._caches = model, caches
@@ -52,6 +54,10 @@ class TapedModel:
         num_samples = num_tokens + 1  # sizes have to differ; hidden states of every token may be wanted
         self._width = limits.max_blocks_per_seq
         self._inputs = _inputs(num_tokens, num_seqs, num_samples, self._width, limits.num_groups)
+        if trees:
+            mask = torch.full((num_tokens,), SEES_ALL, dtype=torch.int64)
+            self._inputs = replace(self._inputs, attention=replace(self._inputs.attention, tree_mask=mask))
+        self._num_masked = 0  # first tokens of the last step that had a mask
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
         with self._tape.recording():
@@ -87,6 +93,15 @@ class TapedModel:
             assert place is not None
             assert values is not None
             place[: values.size(0)] = values
+        if attention.tree_mask is not None:
+            self._put_mask(attention.tree_mask, given.tree_mask)
+
+    def _put_mask(self, place: Tensor, mask: Tensor | None) -> None:
+        if self._num_masked:
+            place[: self._num_masked] = SEES_ALL
+        self._num_masked = 0 if mask is None else len(mask)
+        if mask is not None:
+            place[: len(mask)] = mask
 
 
 def _put_group(place: ForwardBatch, batch: ForwardBatch) -> None:

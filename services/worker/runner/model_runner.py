@@ -40,6 +40,7 @@ from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
 from services.worker.step.token_shares import TokenShares
+from shared.columns import I32
 
 if TYPE_CHECKING:
     from services.worker.layers.context import Context
@@ -142,6 +143,10 @@ class ModelRunner:
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch, and behind all earlier ones."""
         kv_cache.copy_blocks(self.caches, copies)
+
+    def move_tokens(self, sources: I32, targets: I32) -> None:
+        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+        kv_cache.move_tokens(self.caches, sources, targets)
 
     def move_beams(self, moves: BeamMoves) -> None:
         """Before the next launch, which brings the blocks that are new."""

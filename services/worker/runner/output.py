@@ -16,6 +16,7 @@ from services.worker.heads.features import Features
 from services.worker.heads.port import HeadAnswer, HeadLaunch
 from services.worker.sampling.sampler import Sampled
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
+from services.worker.spec_decode.trees.tree_rows import Moved
 from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import QuireError
@@ -31,8 +32,10 @@ class RunnerOutput:
     logprobs: pb.LogprobColumns | None
     timings: Timings
     faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
-    refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
+    # Samples behind wrong drafts, as indices into all samples, once what is `moved` is in its place; None: no drafts.
+    refused_tokens: Rows | None = None
     answers: tuple[HeadAnswer, ...] = ()  # of the heads beside sampling
+    moved: Moved | None = None  # samples of right drafts in trees; None: all are in their place
 
     @property
     def drafted(self) -> bool:
@@ -42,6 +45,20 @@ class RunnerOutput:
     def last_tokens(self) -> I32:
         """[num_slots]"""
         return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
+
+    def in_place(self, tokens: I32, sampling_tokens: I32) -> I32:
+        """`tokens` of the step, or what is to move to their places; `sampling_tokens`: behind which samples stand."""
+        if self.moved is None:
+            return tokens
+        found, sources, targets = (
+            tokens.copy(),
+            sampling_tokens[self.moved.sources],
+            sampling_tokens[self.moved.targets],
+        )
+        at = np.minimum(np.searchsorted(targets, tokens), len(targets) - 1)
+        has_moved = targets[at] == tokens
+        found[has_moved] = sources[at[has_moved]]
+        return found
 
     @property
     def features(self) -> Tensor | None:
@@ -104,10 +121,15 @@ class Launch:
 
 def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
     """With the tokens behind wrong drafts left out."""
-    kept = output.token_ids != REFUSED
+    kept, counts = output.token_ids != REFUSED, drafts.counted(output.token_ids)
+    refused, moved = ~kept, None
+    if drafts.tree is not None:
+        refused = np.arange(len(kept)) - drafts.first_of_row >= np.repeat(counts, drafts.counts + 1)
+        moved = Moved.of(np.flatnonzero(kept), drafts.firsts, counts)
     return replace(
         output,
         token_ids=output.token_ids[kept],
-        token_counts=drafts.counted(output.token_ids),
-        refused_tokens=np.flatnonzero(~kept),
+        token_counts=counts,
+        refused_tokens=np.flatnonzero(refused),
+        moved=moved,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata
 from services.worker.device.device import Device
-from services.worker.device.staging import Staging
+from services.worker.device.staging import Staging, upload
 from services.worker.graphs.step_edges import SlotMemory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.lora.adapters import Adapters
@@ -95,6 +95,7 @@ class StepBatches:
                 up.seq_lens,
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
+                tree_mask=None if inputs.tree_mask is None else upload(inputs.tree_mask, up.positions.device),
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if only_last else None,

@@ -11,6 +11,7 @@ from services.worker.device.staging import upload
 from services.worker.sampling.sampler import Ready
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
 from services.worker.spec_decode.rejection import keep_or_draw
+from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
 
 Choose = Callable[[Ready, DraftRows], Tensor]
 
@@ -46,6 +47,8 @@ def accept(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: i
 
     Keeps each slot's last token in `last_tokens`.
     """
+    if rows.tree is not None:
+        return _accept_path(chosen, rows, rows.tree, last_tokens, scratch_slot)
     device = chosen.device
     following = upload(rows.following, device)
     differs = (chosen != following).int()
@@ -54,4 +57,18 @@ def accept(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: i
     kept = earlier == 0
     slots = upload(rows.slots.repeat(rows.counts + 1), device)
     last_tokens.index_copy_(0, slots.where(kept & (differs > 0), scratch_slot), chosen)
+    return chosen.masked_fill(~kept, REFUSED)
+
+
+def _accept_path(chosen: Tensor, rows: DraftRows, tree: TreeRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
+    """The same where drafts are trees: of each, the one path on which every draft is what the row before it says. Its
+    rows need not follow each other."""
+    device = chosen.device
+    token_ids, parents, paths = (upload(array, device) for array in (tree.token_ids, tree.parents, tree.paths))
+    right = (chosen.index_select(0, parents) == token_ids) | (token_ids == NO_TOKEN)
+    kept = right[paths].all(dim=1)
+    follows = (kept & (token_ids != NO_TOKEN)).int()
+    is_last = kept & (torch.zeros_like(follows).index_add_(0, parents, follows) == 0)
+    slots = upload(rows.slots.repeat(rows.counts + 1), device)
+    last_tokens.index_copy_(0, slots.where(is_last, scratch_slot), chosen)
     return chosen.masked_fill(~kept, REFUSED)

@@ -61,6 +61,7 @@ class BoundTails:
         if not self._owner.width:
             return
         new = token_ids[self._own_rows].to(torch.int32).masked_fill(self._own_rows < 0, -1)
+        new = new.gather(1, (new < 0).byte().argsort(dim=1, stable=True))  # in a tree, refused drafts stand between
         self._owner.tokens[self._own_slots] = shifted(self._owner.tokens[self._own_slots], new)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.spec_decode.trees.token_tree import MOST_NODES, TokenTree
 from shared import plugins
 from shared.errors import InvalidArgument
 from shared.models.model_identity import read_config
@@ -26,6 +28,7 @@ METHODS = {
     "mtp": "services.worker.spec_decode.methods.mtp:Mtp",
     "grammar": "services.worker.spec_decode.methods.grammar:Grammar",
 }
+WITH_TREES = ("eagle", "eagle3", "medusa")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")
 OTHER_NAMES = {"deepseek_mtp": "mtp"}
 MOST_TOKENS = 128
@@ -52,6 +55,10 @@ class SpeculativeConfig(BaseModel):
     rejection_sample_method: Literal["coupled", "standard"] = Field(
         "coupled", description="coupled: the same text as without drafts; standard: the same distribution"
     )
+    speculative_token_tree: str = Field(
+        "",
+        description="eagle, eagle3, medusa: paths of ranks, e.g. [(0,), (1,), (0, 0)]; the likeliest are drafts",
+    )
     suffix_decoding_max_tree_depth: int = Field(24, ge=1, description="suffix: most tokens that are compared")
     suffix_decoding_max_cached_requests: int = Field(
         10_000, ge=0, description="suffix: past outputs remembered; 0: none, only the sequence itself"
@@ -74,7 +81,37 @@ class SpeculativeConfig(BaseModel):
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"
             )
+        if self.speculative_token_tree:
+            self._check_tree()
         return self
+
+    def _check_tree(self) -> None:
+        if self.method not in WITH_TREES:
+            raise ValueError(f"speculative_token_tree: {self.method} drafts no trees; {', '.join(WITH_TREES)} do")
+        try:
+            tree = TokenTree.parse(self.speculative_token_tree)
+        except ValueError as error:
+            raise ValueError(f"speculative_token_tree: {error}") from None
+        most = min(tree.num_nodes, MOST_NODES)
+        if self.num_speculative_tokens > most:
+            raise ValueError(
+                f"num_speculative_tokens: {self.num_speculative_tokens} drafts of a speculative_token_tree of "
+                f"{tree.num_nodes} paths, at most {most}"
+            )
+        if self.method != "medusa" and tree.num_inner > self.num_speculative_tokens:
+            raise ValueError(
+                f"speculative_token_tree: others stand behind {tree.num_inner} paths; {self.method} drafts behind "
+                f"num_speculative_tokens at most, {self.num_speculative_tokens}"
+            )
+        if self.rejection_sample_method == "standard":
+            raise ValueError(
+                "rejection_sample_method: standard is a rule for chains; speculative_token_tree takes coupled"
+            )
+
+    @cached_property
+    def tree(self) -> TokenTree | None:
+        """None: drafts are a chain."""
+        return TokenTree.parse(self.speculative_token_tree) if self.speculative_token_tree else None
 
     @property
     def shortest_match(self) -> int:

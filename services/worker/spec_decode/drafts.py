@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
 from services.worker.step.slots import Rows
 from shared.columns import I32
 
 if TYPE_CHECKING:  # the simulated worker has no torch
     from torch import Tensor
 
-NO_TOKEN = -1
 REFUSED = -2  # a row behind a draft that turned out wrong
 NOTHING = -3  # in the place of a draft where none follows
 
@@ -27,6 +27,8 @@ class Drafts:
     token_ids: I32  # slot after slot
     # float32 [num_tokens, vocab_size] logits that they were drawn from; None: they were certain
     proposed: Tensor | None = None
+    # [num_tokens] of trees: which of its slot's drafts each follows, ROOT: none; None: each follows the one before
+    parents: I32 | None = None
 
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
@@ -49,6 +51,7 @@ class DraftRows:
     ahead: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
     following: I32  # [num_rows] the draft that the row is to confirm; NOTHING for a slot's last row
     proposed: Tensor | None  # as in Drafts
+    tree: TreeRows | None = None  # where rows do not simply follow each other; `following` then says nothing
 
     @classmethod
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:
@@ -57,6 +60,10 @@ class DraftRows:
         firsts = np.cumsum(rows) - rows
         first_of_row = np.repeat(firsts, rows)
         num_rows, most = len(first_of_row), int(counts.max())
+        if drafts.parents is not None:
+            tree = TreeRows.of(counts, drafts.token_ids, drafts.parents)
+            following = np.full(num_rows, NOTHING, dtype=np.int32)
+            return cls(slots, counts, firsts, first_of_row, tree.ahead, following, None, tree)
         within = np.arange(num_rows) - first_of_row
         following = np.full(num_rows, NOTHING, dtype=np.int32)
         following[within < np.repeat(counts, rows)] = drafts.token_ids

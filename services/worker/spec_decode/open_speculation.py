@@ -17,6 +17,7 @@ from services.worker.spec_decode.methods.grammar import JumpForward
 from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
+from services.worker.spec_decode.trees.token_tree import TokenTree
 from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.backends import chosen
 from shared.errors import InvalidArgument
@@ -35,7 +36,31 @@ def read_drafting(settings: WorkerSettings, config: DecoderConfig) -> Speculativ
             f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
         )
         raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
+    if drafting is not None and drafting.tree is not None:
+        _check_trees(drafting.tree, settings, config)
     return drafting
+
+
+def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfig) -> None:
+    """Attention over trees is what kernels.cpu and the reference have, over keys and values of all tokens."""
+    most = max(max(path) for path in tree.paths)
+    if settings.device != "cpu":
+        raise _no_tree(f"device {settings.device} has no attention over trees; cpu has")
+    if settings.num_ranks > 1:
+        raise _no_tree(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
+    if settings.batch_invariant:
+        raise _no_tree(
+            "with batch_invariant drafts are chains: sums are cut by place, and a branch moves to another one"
+        )
+    if config.latent is not None or config.recurrent is not None:
+        raise _no_tree("where layers keep latent vectors or states drafts are chains")
+    if most >= config.vocab_size:
+        raise _no_tree(f"rank {most} of a vocabulary of {config.vocab_size} tokens")
+
+
+def _no_tree(reason: str) -> InvalidArgument:
+    field = speculative_config.SETTING
+    return InvalidArgument(f"{field}.speculative_token_tree: {reason}", field=field)
 
 
 def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
@@ -46,6 +71,8 @@ def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limi
             "state only; ngram, suffix, medusa and grammar need none",
             field="speculative_config",
         )
+    if drafting is not None and drafting.tree is not None and wanted.layout.windows:
+        raise _no_tree("where layers keep a window drafts are chains")
     return drafter
 
 
@@ -59,7 +86,15 @@ def start_speculation(
     runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only
-    return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
+    return Speculation(
+        proposer,
+        history,
+        table,
+        fitting,
+        adaptive=adaptive,
+        constrained_only=forced_only,
+        trees=config.tree is not None,
+    )
 
 
 def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:

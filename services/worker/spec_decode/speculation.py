@@ -43,11 +43,13 @@ class Speculation:
         *,
         adaptive: bool,
         constrained_only: bool = False,
+        trees: bool = False,
     ) -> None:
         """`adaptive`: sequences whose drafts are wrong get shorter ones; `constrained_only`: there are drafts for
-        sequences under a grammar only."""
+        sequences under a grammar only; `trees`: what is right of a draft says little about its length."""
         self.table = table
         self.adaptive = adaptive
+        self._agrees = adaptive and not trees
         self._agreement = Agreement(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
@@ -127,7 +129,7 @@ class Speculation:
     def _take_drafted(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
         slots, counts, token_ids = inputs.sampled_slots, output.token_counts, output.token_ids
         self.table.settle(slots, counts)
-        if inputs.drafts is not None:
+        if inputs.drafts is not None and self._agrees:
             self._agreement.learn(slots, inputs.drafts.counts, counts - 1)
         current = self._history.still_has(slots, num_begun)
         if not current.all():
@@ -144,7 +146,7 @@ class Speculation:
         if self._made_up is not None:
             drafts, self._made_up = self._made_up, None
             return drafts
-        if self.adaptive:
+        if self._agrees:
             counts = np.minimum(counts, self._agreement.worthwhile(slots)).astype(np.int32)
         if not counts.all():
             slots, counts = slots[counts > 0], counts[counts > 0]

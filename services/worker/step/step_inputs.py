@@ -6,8 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from services.worker.spec_decode.drafts import DraftRows, Drafts
+from services.worker.spec_decode.trees.tree_rows import TreeRows
 from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
@@ -21,7 +23,7 @@ class StepInputs:
 
     slots: Rows  # [num_rows]
     token_ids: I32  # [num_tokens], 0 where the device has to feed its own
-    positions: I32  # [num_tokens]
+    positions: I32  # [num_tokens] in their sequences; drafts in a tree share some
     slot_mapping: I32  # [num_groups * num_tokens] block * block_size + offset where the token's KV goes, by KV group
     query_start: I32  # [num_rows + 1]
     seq_lens: I32  # [num_rows] positions after the step
@@ -41,6 +43,8 @@ class StepInputs:
     # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
     ended_slots: Rows = field(default_factory=lambda: NO_SLOTS)
     lags: Lags | None = None  # of states; None: they are up to date, and no token is a draft
+    # int64 [num_tokens] what each sees of a tree of drafts (paged_attention.py); None: there is none
+    tree_mask: npt.NDArray[np.int64] | None = None
 
     @property
     def longest_query(self) -> int:
@@ -75,6 +79,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
     query_start = np.zeros(len(step.slots) + 1, dtype=np.int32)
     np.cumsum(step.counts, out=query_start[1:])
     positions, token_slots = _positions(step, query_start)
+    slot_mapping = _slot_mapping(step, table, positions, token_slots)
     seq_lens = step.starts + step.counts
     token_ids = np.zeros(len(positions), dtype=np.int32)
     draft_counts = np.zeros_like(step.counts)
@@ -84,18 +89,20 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
     fed_rows = _fill_given(token_ids, step, table, query_start, draft_counts)
     samples = np.flatnonzero(step.samples)
     sampling_tokens, sampling_slots = query_start[samples + 1] - 1, step.slots[samples]
-    rows = None
+    rows, tree_mask = None, None
     if drafts is not None:
         rows = DraftRows.of(sampling_slots, draft_counts[samples], drafts)
         sampling_tokens, sampling_slots = (
             _behind_drafts(sampling_tokens, rows),
             np.repeat(sampling_slots, rows.counts + 1),
         )
+        if rows.tree is not None:
+            positions, tree_mask = _in_trees(positions, sampling_tokens, rows, rows.tree)
     return StepInputs(
         slots=step.slots,
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=_slot_mapping(step, table, positions, token_slots),
+        slot_mapping=slot_mapping,
         query_start=query_start,
         seq_lens=seq_lens,
         num_blocks=-(-int(seq_lens.max(initial=0)) // table.block_size),
@@ -109,6 +116,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         number=next(NUMBERS),
         ended_slots=step.ended,
         lags=step.lags,
+        tree_mask=tree_mask,
     )
 
 
@@ -150,6 +158,15 @@ def _behind_drafts(last_tokens: I32, rows: DraftRows) -> I32:
     first = np.repeat(last_tokens - rows.counts, rows.counts + 1)
     tokens: I32 = (first + np.arange(len(first)) - rows.first_of_row).astype(np.int32)
     return tokens
+
+
+def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows) -> tuple[I32, npt.NDArray[np.int64]]:
+    """Positions of all tokens, and what they see. A draft's KV lies at a place of its own, but it stands where its path
+    says."""
+    positions, masks = places.copy(), np.full(len(places), -1, dtype=np.int64)
+    positions[sampling_tokens] = places[sampling_tokens[rows.first_of_row]] + tree.depths
+    masks[sampling_tokens] = tree.masks(rows.first_of_row)
+    return positions, masks
 
 
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:

@@ -63,3 +63,23 @@ def exact(
         scores = torch.einsum("rhd,khd->hrk", q, k) * scale
         out.append(torch.einsum("hrk,khd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
     return torch.cat(out)
+
+
+def random_tree(num_nodes: int) -> tuple[torch.Tensor, list[list[int]]]:
+    """Masks of a row and the nodes of a tree behind it, int64 [1 + num_nodes]; and the rows that each sees of them."""
+    paths = [[0]]
+    for node in range(1, num_nodes + 1):
+        paths.append([*paths[int(torch.randint(node, ()))], node])
+    masks = [sum(1 << node - row for row in path) - (1 << node + 1) for node, path in enumerate(paths)]
+    return torch.tensor(masks), paths
+
+
+def exact_path(case: Paged, seq: int, first: int, path: list[int], scale: float) -> torch.Tensor:
+    """The last row of `path`, rows counted from position `first` on, if nothing else stood there. In float64."""
+    _, kv_heads, head_dim = case.k_cache.shape[1:]
+    places = torch.tensor([*range(first), *(first + row for row in path)])
+    blocks = torch.tensor(case.tables[seq])
+    k, v = (c[blocks].view(-1, kv_heads, head_dim)[places].double() for c in (case.k_cache, case.v_cache))
+    q = case.q[seq][first + path[-1]].double()
+    k, v = (t.repeat_interleave(q.size(0) // kv_heads, 1) for t in (k, v))
+    return torch.einsum("hk,khd->hd", (torch.einsum("hd,khd->hk", q, k) * scale).softmax(-1), v)

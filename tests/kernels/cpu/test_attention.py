@@ -5,7 +5,7 @@ import torch
 
 from kernels import cpu, reference
 from tests.kernels.cpu.closeness import assert_close, needs_library
-from tests.kernels.cpu.paged import NAN, exact, paged
+from tests.kernels.cpu.paged import NAN, exact, exact_path, paged, random_tree
 
 pytestmark = pytest.mark.skipif(**needs_library)
 
@@ -175,3 +175,41 @@ def test_a_cache_in_huge_pages_is_a_cache_like_any_other():
     cache = cpu.prefer_huge_pages(torch.empty(3 << 20))
     cache[:] = 1
     assert cache.sum() == 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "block_size"), [(6, 2, 32, 7), (8, 1, 80, 16), (1, 1, 5, 1)]
+)
+@pytest.mark.parametrize("package", [cpu, reference])
+def test_rows_of_a_tree_see_their_own_path(dtype, package, q_heads, kv_heads, head_dim, block_size):
+    """Beside a chunk and a decode, over the end of a tile, alone in a sequence, with as many drafts as may be."""
+    case = paged([140, 70, 90, 63, 9, 150], q_heads, kv_heads, head_dim, block_size, dtype)
+    rows = [(0, 122, 140), (1, 69, 70), (2, 10, 90), (3, 0, 63), (4, 8, 9), (5, 87, 150)]
+    trees = {seq: random_tree(end - begin - 1) for seq, begin, end in rows if seq in (0, 3, 5)}
+    whole = {seq: torch.full((end - begin,), -1) for seq, begin, end in rows}
+    masks = torch.cat([trees[seq][0] if seq in trees else whole[seq] for seq, _, _ in rows])
+    scale = head_dim**-0.5
+    got = package.paged_attention(*case.step(rows), scale, 0, tree_mask=masks).split([end - at for _, at, end in rows])
+    for found, (seq, begin, end) in zip(got, rows, strict=True):
+        if seq in trees:
+            want = torch.stack([exact_path(case, seq, begin, path, scale) for path in trees[seq][1]])
+        else:
+            want = exact(case, [(seq, begin, end)], scale, 0)
+        assert_close(found, want, absolute=ABSOLUTE[dtype])
+
+
+@pytest.mark.parametrize("package", [cpu, reference])
+def test_single_rows_of_trees_see_their_own_path(dtype, package):
+    """A drafter's, of which a tree's rows come one after the other."""
+    case, (masks, paths) = paged([80, 33], 4, 2, 32, 16, dtype), random_tree(12)
+    rows = [(0, 70, 71), (1, 31, 32)]
+    got = package.paged_attention(*case.step(rows), 0.2, 0, tree_mask=masks[[11, 5]])
+    want = [exact_path(case, seq, at - row, paths[row], 0.2) for (seq, at, _), row in zip(rows, (11, 5), strict=True)]
+    assert_close(got, torch.stack(want), absolute=ABSOLUTE[dtype])
+
+
+def test_capped_scores_of_other_paths_are_not_seen(dtype):
+    case, (masks, _) = paged([100], 4, 2, 32, 16, dtype), random_tree(20)
+    step = case.step([(0, 79, 100)])
+    got, want = (p.paged_attention(*step, 3.0, 0, None, 2.0, tree_mask=masks) for p in (cpu, reference))
+    assert_close(got, want, units=2, absolute=2 * ABSOLUTE[dtype])

@@ -34,6 +34,7 @@ struct AttentionCall {
   // Of latent attention: what queries and keys have behind their head_dim elements, which values have not.
   const void* tail = nullptr;
   int64_t tail_dim = 0, tail_token_stride = 0, tail_head_stride = 0;
+  const int64_t* tree_mask = nullptr;  // [num_tokens] which of the last 64 positions each sees, its own first; -1: all
   int64_t group() const { return q_heads / kv_heads; }
   int64_t key_dim() const { return head_dim + tail_dim; }
   // That the row at `position` sees.
@@ -153,6 +154,7 @@ class Attention {
                     steps_ * W, scores_, TILE, nullptr},
                    keys_, (span.count + W - 1) / W);
     if (c_.softcap) cap_scores(span.count);
+    if (c_.tree_mask) hide_other_paths(span);
     soften(span, head);
     gather(span, head, &Attention::gather_values<32>, &Attention::gather_values<64>, &Attention::gather_values<128>,
            &Attention::gather_values<0>);
@@ -296,6 +298,18 @@ class Attention {
         float* scores = scores_ + query * TILE + key;
         store(scores, (one - two / (exp2(load(scores) * inner) + one)) * outer);
       }
+  }
+
+  // Of keys that are drafts beside a row's own path in a tree.
+  __attribute__((noinline)) void hide_other_paths(const Span& span) {
+    for (int64_t row = 0; row < p_.rows; row++) {
+      uint64_t hidden = ~static_cast<uint64_t>(c_.tree_mask[c_.query_start[p_.seq] + p_.row + row]);
+      for (; hidden; hidden &= hidden - 1) {
+        const int64_t key = p_.position + row - __builtin_ctzll(hidden) - span.start;
+        if (key < span.first || key >= span.count) continue;
+        for (int64_t i = 0; i < group_; i++) scores_[(row * group_ + i) * TILE + key] = NONE;
+      }
+    }
   }
 
   // Scores to softmax weights relative to the largest so far, by row; and by what the sums so far must shrink.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes,
 from services.worker.spec_decode.drafter import DrafterWorker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import Wanted
+from services.worker.spec_decode.trees.token_tree import TokenTree
+from services.worker.spec_decode.trees.tree_draws import TreeDraws
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows
@@ -114,7 +117,8 @@ class FeatureProposer:
         slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
         features = output.features
         if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
-            features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
+            tokens = output.in_place(spread(firsts[kept], counts)[1], inputs.sampling_tokens)
+            features = features.index_select(0, self._up(tokens))
         rows, positions = spread(starts, counts)
         batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
         drafter, features = self._drafter, self._enter(features)
@@ -128,6 +132,8 @@ class FeatureProposer:
         if not can.any():
             return None
         slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
+        if self._worker.config.tree is not None:
+            return self._propose_trees(self._worker.config.tree, slots, lengths, counts)
         draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
         drafter, features = self._drafter, self._features[self._up(slots)]
         token_ids = draws.draw(drafter.logits(features))
@@ -135,6 +141,26 @@ class FeatureProposer:
             features = drafter.head(drafter.model, features, replace(batch, token_ids=token_ids), self._cache)
             token_ids = draws.draw(drafter.logits(features))
         return draws.drafts()
+
+    def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
+        """The layer keeps KV of each node that others stand behind, where the model will keep that of drafts: who has
+        no room for so many has no drafts in this step."""
+        tree = tree.within(int(counts.max()))
+        fits = counts >= tree.num_inner
+        if not fits.any():
+            return None
+        slots, lengths, counts = slots[fits], lengths[fits], counts[fits]
+        draws = TreeDraws(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        drafter, features = self._drafter, self._features[self._up(slots)]
+        tokens = draws.draw(tree.levels[0], drafter.logits(features))
+        for (above, level), batch in zip(
+            pairwise(tree.levels), self._passes.trees(tree, slots, lengths - 1), strict=True
+        ):
+            features = features.view(len(slots), -1, features.size(1))[:, self._up(above.parents[above.inner])]
+            given = replace(batch, token_ids=self._up(tokens[:, above.inner].ravel()))
+            features = drafter.head(drafter.model, features.flatten(0, 1), given, self._cache)
+            tokens = draws.draw(level, drafter.logits(features))
+        return draws.drafts(counts)
 
     def _note(self, slots: Rows, starts: I32, counts: I32) -> None:
         """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata
 from services.worker.device.staging import upload
+from services.worker.spec_decode.trees.token_tree import TokenTree
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows, SlotTable
@@ -61,6 +62,22 @@ class Passes:
         at, to, lens = (self._up(array.astype(np.int32, copy=False)) for array in (positions, mapping, ends))
         for turn in range(num_turns):
             yield ForwardBatch(at[turn], at[turn], to[turn], replace(attention, seq_lens=lens[turn]), None)
+
+    def trees(self, tree: TokenTree, slots: Rows, starts: I32) -> Iterator[ForwardBatch]:
+        """Of each of `slots` the inner nodes of one depth after the other: their KV lies at places from `starts` on, in
+        the order of the tree. Token ids are left out."""
+        rows, first = tree.inner_rows, 0
+        while first < tree.num_inner:
+            depth = rows.depths[1 + first]
+            nodes = np.flatnonzero(rows.depths[1:] == depth)
+            width, first = len(nodes), int(nodes[-1]) + 1
+            places = (starts[:, None] + nodes).ravel().astype(np.int32)
+            query_start = np.arange(0, len(places) + 1, width, dtype=np.int32)
+            attention = self._attention(slots, starts + first, query_start, longest_query=width)
+            mask = upload(np.tile(tree.inner_masks[nodes], len(slots)), self._device)
+            positions = self._up(np.repeat(starts + depth - 1, width))
+            to = self._up(self._mapping(np.repeat(slots, width), places))
+            yield ForwardBatch(positions, positions, to, replace(attention, tree_mask=mask), None)
 
     def _attention(self, slots: Rows, seq_lens: I32, query_start: I32, *, longest_query: int) -> AttentionMetadata:
         longest = int(seq_lens.max())

@@ -5,6 +5,8 @@ They are drafts that cannot be wrong. No other method's drafts are better, so ev
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from services.worker.runner.output import RunnerOutput
@@ -53,12 +55,13 @@ class JumpForward:
         if not forced:
             return self._other.propose(wanted)
         most = dict(zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True))
+        drafts = None
         found = {slot: np.array(tokens[: most[slot]], dtype=np.int32) for slot, tokens in forced.items()}
         free = np.array([slot not in forced for slot in wanted.slots.tolist()])
         if free.any():
             drafts = self._other.propose(Wanted(wanted.slots[free], wanted.counts[free], wanted.history))
             found |= {} if drafts is None else _by_slot(drafts)
-        return Drafts.of(found)
+        return Drafts.of(found) if drafts is None or drafts.parents is None else _with_trees(found, drafts)
 
     def hand_out(self, new: NewBlocks) -> None:
         self._other.hand_out(new)
@@ -82,3 +85,15 @@ class JumpForward:
 def _by_slot(drafts: Drafts) -> dict[int, I32]:
     parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
     return dict(zip(drafts.slots.tolist(), parts, strict=True))
+
+
+def _with_trees(found: dict[int, I32], trees: Drafts) -> Drafts | None:
+    """Chains as trees beside trees."""
+    assert trees.parents is not None
+    drafts = Drafts.of(found)
+    if drafts is None:
+        return None
+    within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)
+    parents = within.astype(np.int32) - 1
+    parents[np.repeat(np.isin(drafts.slots, trees.slots), drafts.counts)] = trees.parents
+    return replace(drafts, parents=parents)

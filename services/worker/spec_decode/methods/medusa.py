@@ -24,9 +24,13 @@ from services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout,
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import Wanted
+from services.worker.spec_decode.trees.token_tree import TokenTree
+from services.worker.spec_decode.trees.tree_draws import TreeDraws
 from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks
+from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
+from shared.columns import I32
+from shared.errors import InvalidArgument
 from shared.models.model_identity import read_config
 
 
@@ -102,6 +106,11 @@ class Medusa:
         layout = read_layout(ConfigFile(read_config(folder)), names, config.hidden_size, config.vocab_size)
         self.heads = MedusaHeads(layout, config, self.place)
         target.loader.load(self.heads, folder)
+        if settings.tree is not None and len(settings.tree.levels) > layout.num_heads:
+            paths = f"speculative_token_tree: a path of {len(settings.tree.levels)} tokens"
+            raise InvalidArgument(
+                f"speculative_config.{paths}, and {layout.num_heads} heads guess one each", field="speculative_config"
+            )
 
     def start(self, worker: DrafterWorker) -> MedusaProposer:
         return MedusaProposer(self, worker)
@@ -138,6 +147,7 @@ class MedusaProposer:
         slots = inputs.sampled_slots
         last = output.token_counts - 1
         rows = inputs.sampling_tokens[last + (inputs.drafts.firsts if inputs.drafts else np.arange(len(slots)))]
+        rows = output.in_place(rows, inputs.sampling_tokens)
         self._features[self._up(slots)] = output.features.index_select(0, self._up(rows))
         self._length_at[slots] = self._worker.history.lengths[slots]
 
@@ -147,12 +157,22 @@ class MedusaProposer:
         if not can.any():
             return None
         slots, lengths = wanted.slots[can], lengths[can]
+        if self._worker.config.tree is not None:
+            return self._propose_trees(self._worker.config.tree, slots, lengths, wanted.counts[can])
         counts = np.minimum(wanted.counts[can], self._medusa.heads.num_heads)
         draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
         features = self._features[self._up(slots)]
         for head in range(int(counts.max())):
             draws.draw(self._medusa.heads.logits(self._medusa.model, features, head))
         return draws.drafts()
+
+    def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
+        """A head's guesses are the same behind all guesses of the head before it."""
+        draws = TreeDraws(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        features = self._features[self._up(slots)]
+        for head, level in enumerate(tree.levels):
+            draws.draw(level, self._medusa.heads.logits(self._medusa.model, features, head))
+        return draws.drafts(counts)
 
     def _up(self, array: object) -> Tensor:
         return upload(np.asarray(array), self._medusa.place.device)

@@ -220,3 +220,28 @@ def test_a_right_head_is_believed_and_a_wrong_one_changes_nothing(settings: dict
     assert rates[0] == 0
     assert rates[1] < 0.3
     assert rates[2] == 1
+
+
+def test_trees_of_a_head_that_knows_few_tokens_change_nothing_and_those_of_a_right_one_are_right(
+    tmp_path: Path,
+) -> None:
+    """What a head does not have is no guess: trees are then smaller."""
+    model, means = ring_model(tmp_path / "model"), []
+    for tensors, vocab_size in ((head_tensors(), DRAFT_VOCAB), (right_head(), VOCAB)):
+        folder = folder_of(tmp_path / "head", HEAD | {"draft_vocab_size": vocab_size}, tensors)
+        tree = str([(rank,) for rank in range(VOCAB - 10)] + [(0, 0), (1, 0)])
+        config = {"method": "eagle3", "num_speculative_tokens": 50, "model": str(folder), "adaptive_length": False}
+        pair = Pair(build(config | {"speculative_token_tree": tree}, model, num_blocks=128, max_num_seqs=4))
+        for first in range(4):
+            pair.ask(list(range(first, first + 7 * first + 1)), 40, eos=())
+        pair.run()
+        for answer in pair.answers:
+            token = torch.tensor(answer.prompt[-1])
+            for told in answer.tokens:
+                token = successor(token)
+                assert told == token
+        counts = pair.core.speculation.counts
+        means.append((counts.draft_tokens / counts.drafts, counts.accepted_tokens / counts.drafts))
+    assert means[0][0] < means[1][0] <= 50
+    assert means[0][1] < means[1][1]
+    assert means[1][1] >= 1

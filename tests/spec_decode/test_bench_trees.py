@@ -1,0 +1,18 @@
+"""The bench of trees runs, and compares what it says it does."""
+
+from __future__ import annotations
+
+from quire.bench.workload import tiny_work
+from tests.spec_decode.bench_trees import OFF, cases, compare
+from tests.spec_decode.pair import build
+
+
+def test_chains_and_trees_are_measured_on_the_same_questions() -> None:
+    chosen = {
+        name: config for name, config in cases().items() if name in (OFF, "medusa chain of 4", "medusa tree of 8")
+    }
+    items = tiny_work.work("tiny_echo").items[:3]
+    found = compare({name: build(config) for name, config in chosen.items()}, items, at_once=2, rounds=1)
+    assert found[OFF][1] == 1
+    assert 1 < found["medusa chain of 4"][1] <= found["medusa tree of 8"][1] <= 5
+    assert all(us > 0 for us, _ in found.values())
