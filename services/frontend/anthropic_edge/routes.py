@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from services.frontend.anthropic_edge import errors
@@ -14,6 +14,7 @@ from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class MessageRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         route = worded_route(bounds, errors.as_response, errors.plain_response)
-        self.router = APIRouter(tags=["messages"], route_class=route)
+        self.router = Router(tags=["messages"], route_class=route)
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 

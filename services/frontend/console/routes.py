@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from google.protobuf.json_format import MessageToDict
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
+from services.frontend.http.router import Router
 from shared.errors import NotFound
 from shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -41,7 +41,7 @@ class ConsoleRoutes:
         self._looked_s = -KEEP_S
         self._services: list[dict[str, Any]] = []
         self._swagger = _swagger()
-        self.router = APIRouter(include_in_schema=False)
+        self.router = Router(include_in_schema=False)
         for method in ("GET", "HEAD"):
             self.router.add_api_route("/", self.page, methods=[method])
         for path, file in FILES.items():

@@ -72,7 +72,6 @@ def build(
     app = FastAPI(
         title="Quire",
         version=VERSION,
-        strict_content_type=False,
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,

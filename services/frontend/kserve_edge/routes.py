@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from google.protobuf import json_format
 from starlette.responses import Response
 
@@ -15,6 +15,7 @@ from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds, behind_json
+from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
@@ -57,11 +58,11 @@ class OpenInferenceRoutes:
         self._room = room
         self._is_serving = is_serving
         self._is_alive = is_alive
-        self.router = APIRouter(tags=["open inference"])
+        self.router = Router(tags=["open inference"])
         self.router.add_api_route("/v2", self.server, methods=["GET"])
         self.router.add_api_route("/v2/health/live", self.live, methods=["GET"])
         self.router.add_api_route("/v2/health/ready", self.ready, methods=["GET"])
-        models = APIRouter(
+        models = Router(
             tags=["open inference"],
             prefix=PREFIX.rstrip("/"),
             route_class=worded_route(bounds, errors.as_response, errors.plain_response),

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import FileResponse
 
 from services.frontend.http import headers
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CALL
+from services.frontend.http.router import Router
 from services.frontend.offline import upload
 from services.frontend.offline.batch import Batch
 from services.frontend.offline.batches import BatchStore
@@ -63,7 +64,7 @@ class OfflineRoutes:
         """`files`, `batches`: None where there is no folder for them. `tell`: whoever runs batches."""
         self._held_files, self._held_batches = files, batches
         self._tell = tell
-        self.router = APIRouter(tags=["batches"])
+        self.router = Router(tags=["batches"])
         self.router.add_api_route(FILES, self.upload, methods=["POST"], openapi_extra=FORM)
         self.router.add_api_route(FILES, self.list_files, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
@@ -71,7 +72,7 @@ class OfflineRoutes:
         self.router.add_api_route(
             f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], response_class=FileResponse
         )
-        new = APIRouter(route_class=bounds.route(at_once=False))
+        new = Router(route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
         self.router.include_router(new)
         self.router.add_api_route(BATCHES, self.list_batches, methods=["GET"])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue, CatalogueEntry
@@ -15,6 +15,7 @@ from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.ollama_edge import errors
@@ -57,7 +58,7 @@ class OllamaRoutes:
         self._catalogue = catalogue
         self._card = card
         route = worded_route(bounds, errors.as_response, errors.plain_response)
-        self.router = APIRouter(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
+        self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
         self.router.add_api_route("/embed", self.embed, methods=["POST"], response_class=Response)

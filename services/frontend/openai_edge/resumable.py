@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -16,6 +16,7 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Format
 from services.frontend.http.headers import TIMEOUT, CallHeaders
 from services.frontend.http.kept_answer import Events, KeptAnswer
+from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.chunks import ErrorEvents
 from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.streams.made import Remade
@@ -54,7 +55,7 @@ class Resumable:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.router = APIRouter(tags=["streams"])
+        self.router = Router(tags=["streams"])
         self.router.add_api_route(
             STREAMS, self.attach, methods=["GET"], response_class=Response, responses=NOTHING_MORE
         )

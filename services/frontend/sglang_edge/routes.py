@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.sglang_edge.bodies import GenerateBody
 from services.frontend.sglang_edge.format import GenerateFormat
@@ -22,7 +23,7 @@ class SglangRoutes:
     def __init__(self, generator: Generator, tokenizer: Tokenizer, bounds: BodyBounds) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
-        self.router = APIRouter(tags=["sglang"], route_class=bounds.route())
+        self.router = Router(tags=["sglang"], route_class=bounds.route())
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
 
     async def generate(self, body: GenerateBody, http: Request) -> Response:

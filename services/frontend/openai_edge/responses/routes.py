@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
 from services.frontend.http.kept_answer import BegunAnswer
+from services.frontend.http.router import Router
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
@@ -63,11 +64,11 @@ class ResponseRoutes:
         self._store = store
         self._resumable = resumable
         resumable.offer(PREFIX, self._again)
-        self.router = APIRouter(tags=["responses"])
-        new = APIRouter(route_class=bounds.route())
+        self.router = Router(tags=["responses"])
+        new = Router(route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.include_router(new)
-        counted = APIRouter(route_class=bounds.route(at_once=False))
+        counted = Router(route_class=bounds.route(at_once=False))
         counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
         self.router.include_router(counted)
         one = f"{PREFIX}/{{response_id}}"

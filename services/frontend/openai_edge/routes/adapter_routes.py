@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
 from shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -16,7 +16,7 @@ class AdapterRoutes:
 
     def __init__(self, adapters: OperatedAdapters, bounds: BodyBounds) -> None:
         self._adapters = adapters
-        self.router = APIRouter(tags=["adapters"], route_class=bounds.route(at_once=False))
+        self.router = Router(tags=["adapters"], route_class=bounds.route(at_once=False))
         self.router.add_api_route(
             "/v1/load_lora_adapter", self.load, methods=["POST"], response_class=PlainTextResponse
         )

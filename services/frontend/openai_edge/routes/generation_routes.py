@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
+from services.frontend.http.router import Router
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
 from services.frontend.openai_edge.answers.chunks import Chunks
@@ -62,7 +63,7 @@ class GenerationRoutes:
         self._resumable = resumable
         resumable.offer(COMPLETIONS, self._completion_again)
         resumable.offer(CHAT, self._chat_again)
-        self.router = APIRouter(tags=["generation"], route_class=bounds.route())
+        self.router = Router(tags=["generation"], route_class=bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)

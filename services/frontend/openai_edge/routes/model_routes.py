@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-
 from services.frontend.catalogue import Catalogue, CatalogueEntry
+from services.frontend.http.router import Router
 
 
 class ModelRoutes:
@@ -14,7 +13,7 @@ class ModelRoutes:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["models"])
+        self.router = Router(tags=["models"])
         self.router.add_api_route("/v1/models", self.list_models, methods=["GET"])
         self.router.add_api_route("/v1/models/{name:path}", self.get_model, methods=["GET"])
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 Mode = Literal["keep", "abort", "wait"]
@@ -44,7 +45,7 @@ class OperationRoutes:
     ) -> None:
         """`services`: of the whole cluster."""
         self._schedulers, self._services = schedulers, services
-        self.router = APIRouter(tags=["operations"], route_class=bounds.route(at_once=False))
+        self.router = Router(tags=["operations"], route_class=bounds.route(at_once=False))
         for path, call in (
             ("/pause", self.pause),
             ("/resume", self.resume),

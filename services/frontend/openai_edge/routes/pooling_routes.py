@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
@@ -16,6 +16,7 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
+from services.frontend.http.router import Router
 from services.frontend.input_processor import pooling
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.input_processor.scoring import Scoring
@@ -53,7 +54,7 @@ class PoolingRoutes:
         self._generator = generator
         self._processor = processor
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["pooling"], route_class=bounds.route())
+        self.router = Router(tags=["pooling"], route_class=bounds.route())
         self.router.add_api_route("/v1/embeddings", self.embed, methods=["POST"], response_class=Response)
         self.router.add_api_route("/pooling", self.pool, methods=["POST"], response_class=Response)
         self.router.add_api_route("/classify", self.classify, methods=["POST"], response_class=Response)

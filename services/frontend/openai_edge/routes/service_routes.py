@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from services.frontend.calls.admission import Admission
+from services.frontend.http.router import Router
 from shared.errors import Unavailable
 from shared.version import VERSION
 
@@ -29,7 +29,7 @@ class ServiceRoutes:
         self._alive = alive
         self._admission = admission
         self._page = page
-        self.router = APIRouter(tags=["service"])
+        self.router = Router(tags=["service"])
         self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
         self.router.add_api_route("/ready", self.health, methods=["GET"], response_class=Response)
         self.router.add_api_route("/live", self.live, methods=["GET"], response_class=Response)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
 from services.frontend.openai_edge.body.prompts import chat_prompt
@@ -27,7 +27,7 @@ class TokenRoutes:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
+        self.router = Router(tags=["tokens"], route_class=bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
         # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
         self.router.add_api_route(
