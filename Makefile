@@ -24,8 +24,9 @@ demo: setup
 up: setup
 	$(BIN)/quire up $(ARGS)
 
-# A file's tests stay together, so that what they share is made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+# Three processes for two cores, because some tests wait. A file's tests stay together, so that what they share is made once.
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * os.cpu_count() // 2))')
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) $(ARGS)

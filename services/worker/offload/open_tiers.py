@@ -71,6 +71,8 @@ def open_tiers(
 def _reason_against(settings: WorkerSettings, drafter: Drafter | None) -> str:
     if settings.pipeline_parallel_size > 1:
         return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
+    if settings.context_parallel_size > 1:
+        return f"not with context_parallel_size {settings.context_parallel_size}: every rank would keep all of it again"
     if drafter is not None and drafter.block_bytes:
         return "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
     return ""

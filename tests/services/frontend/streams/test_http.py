@@ -147,7 +147,8 @@ async def test_a_stream_of_grpc_is_read_over_http(pair: Pair, method: str) -> No
 @pytest.mark.parametrize("path", [*PATHS, "/v1/responses"])
 async def test_a_stream_of_http_is_read_over_grpc_and_from_python(pair: Pair, path: str) -> None:
     name = f"from-http-{next(NUMBERS)}"
-    body = {"input": "hi", "background": True, "stream": True} if path == "/v1/responses" else {**ASK, **PATHS[path]}
+    response = {"input": "hi", "background": True, "stream": True, "max_output_tokens": 24}
+    body = response if path == "/v1/responses" else {**ASK, **PATHS[path]}
     events = await read(pair.a, "POST", path, json={**body, "request_id": name})
     messages = await bare(attach(pair.b, name, 2))
     assert [(message.offset, message.data) for message in messages] == events[2:]

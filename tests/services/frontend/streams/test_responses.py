@@ -168,7 +168,7 @@ async def test_who_asks_for_no_stream_need_not_come_back_before_it_has_ended(
     else:
         await begun(pair.a, **body)
         pair.script.pause()
-    streams = pair.a.frontend._streams
+    streams = pair.a.frontend.core.streams
     (made,) = (made for key, made in streams._made.items() if key.request_id == name)
     async with asyncio.timeout(60):
         while made.stream.num_readers:
@@ -228,7 +228,7 @@ async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
 
 
 async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend._streams, "terms", Terms(300.0, StreamLimits(messages=8)))
+    monkeypatch.setattr(pair.a.frontend.core.streams, "terms", Terms(300.0, StreamLimits(messages=8)))
     response = await begun(pair.a)
     for frontend in (pair.a, pair.b):
         failed = await until(frontend, response["id"], "failed")
@@ -242,7 +242,7 @@ async def test_one_that_its_next_frontend_may_not_go_on_with_has_failed(
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")
     await pair.kill_maker(name)
-    monkeypatch.setattr(pair.b.frontend._streams, "_remakes", {})
+    monkeypatch.setattr(pair.b.frontend.core.streams, "_remakes", {})
     failed = await until(pair.b, response["id"], "failed", "in_progress")
     assert failed["status"] == "in_progress"  # another frontend may know how
     monkeypatch.undo()
