@@ -179,7 +179,7 @@ def test_the_code_of_transformers_is_shared_out_as_well(checkpoint: Make) -> Non
         ),
         (Seat(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
         (ALONE, {"lora_folders": ["/"]}, "lora_folders has no place beside context_parallel_size 2"),
-        (ALONE, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*ranks of a group of 2"),
+        (ALONE, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
     ],
 )
 def test_what_they_cannot_have_is_refused_by_name(
