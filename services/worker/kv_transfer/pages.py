@@ -67,7 +67,7 @@ class Pages:
             content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
             for index, part in enumerate(self._parts):
                 content[:, index] = part.index_select(0, ids)
-            return ReadPages(content.view(len(blocks), -1), _Done())
+            return ReadPages(content.view(len(blocks), -1), WRITTEN)
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -91,7 +91,7 @@ class Pages:
             pages = content.view(len(blocks), len(self._parts), self._words)
             for index, part in enumerate(self._parts):
                 part.index_copy_(0, ids, pages[:, index])
-            return _Done()
+            return WRITTEN
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -126,6 +126,9 @@ def _unchanged() -> str:
 class _Done:
     def wait(self) -> None:
         """It is."""
+
+
+WRITTEN: Moving = _Done()
 
 
 @dataclass(frozen=True, slots=True)
