@@ -14,7 +14,7 @@ import numpy as np
 from services.worker.flight import Runner, StepInFlight
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.kv.host_memory import BlockMove, Moving
-from services.worker.kv_transfer.pages import Pages, ReadPages
+from services.worker.kv_transfer.pages import WRITTEN, Pages, ReadPages
 from services.worker.kv_transfer.peer_pages import PeerBlocks
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
@@ -226,13 +226,17 @@ class Replica:
             raise FailedPrecondition("block_ids: some hold nothing that is known here", field="block_ids")
         return self.pages.read(blocks) if copied else self.pages.filled()
 
-    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks) -> Moving:
+    def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> Moving:
         """Begins to write what came from another worker into blocks that nobody owns."""
         assert self.pages is not None, "nobody asks otherwise"
         self._held.lose(blocks)
-        moving = self.pages.write(blocks, pages)
+        return self.pages.write(blocks, pages)
+
+    def believe_pages(self, blocks: U32, hashes: list[bytes]) -> Moving:
+        """What has been written into these blocks is what it should be: a GPU's memory may have changed under the copy,
+        and who attaches meanwhile must not be told of it."""
         self._held.fill(blocks, hashes)
-        return moving
+        return WRITTEN
 
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""

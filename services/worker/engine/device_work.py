@@ -11,7 +11,7 @@ from typing import Protocol
 from services.worker.flight import StepInFlight
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv.host_memory import Moving
-from services.worker.kv_transfer.orders import BegunPages, PageOrder, PageReads, ReadBlocks, WriteBlocks
+from services.worker.kv_transfer.orders import BegunPages, BelieveBlocks, PageOrder, PageReads, ReadBlocks, WriteBlocks
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.orders import REPEATABLE, undoing
 from services.worker.ranks.group import RankFailure, RankGroup
@@ -206,7 +206,7 @@ class DeviceWork:
         match command:
             case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter() | Operate():
                 self._deferred.append(command)
-            case ReadBlocks() | WriteBlocks():
+            case ReadBlocks() | WriteBlocks() | BelieveBlocks():
                 self._pages.obey(command)
             case FinishedStep():
                 self._record(command)

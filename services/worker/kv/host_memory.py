@@ -208,9 +208,9 @@ class HostMemory:
         whole.index_copy_(1, ids, staged.transpose(0, 1))
 
 
-def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int = 1) -> int:
+def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int = 1, num_hosts: int = 1) -> int:
     """As many as there is room for in so many GiB, of which `already` bytes are there, and each of the ranks has its
-    share. Raises InvalidArgument."""
+    share; equally many ranks are on each host. Raises InvalidArgument."""
     num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
     if not 1 <= num_places <= MOST_BLOCKS:
         raise InvalidArgument(
@@ -218,9 +218,10 @@ def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int
             f"{MOST_BLOCKS} are possible",
             field="kv_offloading_size",
         )
-    if num_places * shape.num_bytes * num_ranks > free:
+    if num_places * shape.num_bytes * num_ranks // num_hosts > free:
+        part = "" if num_hosts == 1 else f", of which 1/{num_hosts} lies on each host,"
         raise InvalidArgument(
-            f"kv_offloading_size: {gib} GiB is more than the {free / GIB:.1f} GiB that this host has free",
+            f"kv_offloading_size: {gib} GiB{part} is more than the {free / GIB:.1f} GiB that this host has free",
             field="kv_offloading_size",
         )
     return num_places

@@ -39,10 +39,11 @@ class FetchReceiver(Protocol):
 class PageWriter(Protocol):
     """Writes pages beside a worker's steps."""
 
-    async def write_pages(
-        self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks
-    ) -> None:
+    async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
         """Returns once they can be read. Raises FailedPrecondition if the attachment is over."""
+
+    async def believe_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
+        """All has come, and is what was wanted. Raises as write_pages does."""
 
     def may_write(self, receiver: FetchReceiver) -> bool:
         """Whether the attachment goes on."""
@@ -110,8 +111,13 @@ class Fetcher:
         async with aclosing(self._transport.fetch(wanted)) as arrivals:
             async for arrived in arrivals:
                 first_ns = first_ns or time.perf_counter_ns()
-                if self._writer.page_layout != wanted.layout:
-                    raise FailedPrecondition("the weights have changed while pages came")
+                self._check_layout(wanted)
                 part = slice(arrived.first, arrived.first + len(arrived.content))
-                await self._writer.write_pages(receiver, targets[part], wanted.hashes[part], arrived.content)
+                await self._writer.write_pages(receiver, targets[part], arrived.content)
+        self._check_layout(wanted)
+        await self._writer.believe_pages(receiver, targets, wanted.hashes)
         return (time.perf_counter_ns() - first_ns) // 1000
+
+    def _check_layout(self, wanted: WantedPages) -> None:
+        if self._writer.page_layout != wanted.layout:
+            raise FailedPrecondition("the weights have changed while pages came")

@@ -56,14 +56,16 @@ class GrpcTransport:
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
         """See PageTransport."""
         try:
-            async for arrived in self._fetch(wanted, self._peers_for(wanted)):
-                yield arrived
+            async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as arrivals:
+                async for arrived in arrivals:
+                    yield arrived
         except _OutOfReach as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
             self._out_of_reach.add(source.address)
-            async for arrived in self._fetch(wanted, None):
-                yield arrived
+            async with aclosing(self._fetch(wanted, None)) as arrivals:
+                async for arrived in arrivals:
+                    yield arrived
 
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
         return None if wanted.source.address in self._out_of_reach else self._peers
@@ -75,8 +77,9 @@ class GrpcTransport:
         try:
             async with asyncio.timeout(FIRST_PART_S):
                 await self._ask(call, wanted, peers)
-            async for arrived in self._take(call, wanted, peers):
-                yield arrived
+            async with aclosing(self._take(call, wanted, peers)) as arrivals:
+                async for arrived in arrivals:
+                    yield arrived
         except TimeoutError:
             await self._forget(address)
             raise Unavailable(f"{who} at {address} did not send its pages in time") from None

@@ -28,16 +28,25 @@ class ReadBlocks:
 
 @dataclass(frozen=True, slots=True)
 class WriteBlocks:
-    """At once: no step that was ordered reads or writes these blocks."""
+    """At once: no step that was ordered reads or writes these blocks. Nobody counts on what they then hold."""
 
     receiver: Any
     blocks: U32
-    hashes: list[bytes]
     pages: Tensor | PeerBlocks
     reply: asyncio.Future[Any]
 
 
-PageOrder = ReadBlocks | WriteBlocks
+@dataclass(frozen=True, slots=True)
+class BelieveBlocks:
+    """All that was written into them is what was wanted."""
+
+    receiver: Any
+    blocks: U32
+    hashes: list[bytes]
+    reply: asyncio.Future[Any]
+
+
+PageOrder = ReadBlocks | WriteBlocks | BelieveBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,9 @@ class PagedReplica(Protocol):
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages: ...
 
-    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks) -> Moving: ...
+    def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> Moving: ...
+
+    def believe_pages(self, blocks: U32, hashes: list[bytes]) -> Moving: ...
 
 
 class PageOutlet(Protocol):
@@ -103,9 +114,10 @@ class PageReads:
             if isinstance(order, ReadBlocks):
                 read = self._replica.read_pages(order.blocks, copied=order.copied)
                 begun = BegunPages(order, read.moving, read.content)
+            elif isinstance(order, WriteBlocks):
+                begun = BegunPages(order, self._replica.write_pages(order.blocks, order.pages), None)
             else:
-                moving = self._replica.write_pages(order.blocks, order.hashes, order.pages)
-                begun = BegunPages(order, moving, None)
+                begun = BegunPages(order, self._replica.believe_pages(order.blocks, order.hashes), None)
         except Exception as error:
             self._outlet.not_paged(order, error)
             return

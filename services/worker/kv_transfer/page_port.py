@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from services.worker.kv_transfer.fetcher import FetchReceiver
-from services.worker.kv_transfer.orders import PageOrder, ReadBlocks, WriteBlocks
+from services.worker.kv_transfer.orders import BelieveBlocks, PageOrder, ReadBlocks, WriteBlocks
 from services.worker.kv_transfer.pages import Pages
 from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
 from shared.columns import U32
@@ -74,8 +74,10 @@ class PagePort:
             raise FailedPrecondition(f"epoch: this worker is in {ours}, not in {epoch}", field="epoch")
         return receiver
 
-    async def write_pages(
-        self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor | PeerBlocks
-    ) -> None:
+    async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
         """See PageWriter."""
-        await self._engine.ask(lambda reply: WriteBlocks(receiver, blocks, hashes, pages, reply))
+        await self._engine.ask(lambda reply: WriteBlocks(receiver, blocks, pages, reply))
+
+    async def believe_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
+        """See PageWriter."""
+        await self._engine.ask(lambda reply: BelieveBlocks(receiver, blocks, hashes, reply))

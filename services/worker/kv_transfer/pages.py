@@ -17,7 +17,7 @@ from services.worker.device.staging import upload
 from services.worker.kv.host_memory import Moving
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv_transfer.layout import with_version
-from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
+from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
 from shared.columns import U32
 
 # Of pages that are copied at a time: either takes about a millisecond, and on the CPU steps wait for it.
@@ -67,7 +67,7 @@ class Pages:
             content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
             for index, part in enumerate(self._parts):
                 content[:, index] = part.index_select(0, ids)
-            return ReadPages(content.view(len(blocks), -1), _Done())
+            return ReadPages(content.view(len(blocks), -1), WRITTEN)
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -91,7 +91,7 @@ class Pages:
             pages = content.view(len(blocks), len(self._parts), self._words)
             for index, part in enumerate(self._parts):
                 part.index_copy_(0, ids, pages[:, index])
-            return _Done()
+            return WRITTEN
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
@@ -104,9 +104,15 @@ class Pages:
     def _copy(self, blocks: U32, content: PeerBlocks) -> Moving:
         assert self.peers is not None, "they are open"
         assert self._stream is not None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self.peers.copy(content, blocks, self._stream.cuda_stream)
-        return self._recorded(self._stream)
+        self.peers.use(content.pages)
+        try:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            self.peers.copy(content, blocks, self._stream.cuda_stream)
+            return _Copied(self._recorded(self._stream), self.peers, content.pages)
+        except Exception:
+            self._stream.synchronize()  # a part may be under way, and the blocks are soon another's
+            self.peers.leave(content.pages)
+            raise
 
     def settle(self) -> None:
         """Returns once nothing is under way."""
@@ -128,6 +134,9 @@ class _Done:
         """It is."""
 
 
+WRITTEN: Moving = _Done()
+
+
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     event: torch.cuda.Event
@@ -135,6 +144,19 @@ class _Recorded:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Out of memory that stays open until then, whoever waits for it."""
+
+    copying: Moving
+    peers: PeerPages
+    pages: SharedPages
+
+    def wait(self) -> None:
+        self.copying.wait()
+        self.peers.leave(self.pages)
 
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:

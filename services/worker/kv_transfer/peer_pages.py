@@ -2,7 +2,8 @@
 
 A worker says where its pages lie; another one opens that memory, and its copy engine brings blocks. What is open keeps
 the memory alive, also that of a process that has died: it is closed soon after the last copy, long before that process
-is there again and measures how much memory is free.
+is there again and measures how much memory is free. A copy that has begun uses it until it is done, also where nobody
+waits for it any more.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class PeerPages:
         self.own = SharedPages(driver.handle(whole.data_ptr()), offset, num_parts, num_blocks, words * 8)
         self.host = BOOT.read_bytes().strip()
         self._opened: dict[bytes, _Opened] = {}
-        self._lock = threading.Lock()
+        self._driving = threading.Lock()  # who opens or closes, which may take a while
+        self._lock = threading.Lock()  # of what is counted: the device's thread takes no other
 
     @classmethod
     def of(cls, whole: Tensor) -> PeerPages | None:
@@ -108,15 +110,28 @@ class PeerPages:
             yield reason
         finally:
             if not reason:
-                self._leave(pages.handle)
+                self._leave_soon(pages.handle)
 
     async def close(self) -> None:
-        """What nobody copies from."""
+        """What nobody copies from; the rest is closed when that is done."""
         for handle in list(self._opened):
             await asyncio.to_thread(self._close, handle)
 
+    def use(self, pages: SharedPages) -> None:
+        """They stay open until leave(). Raises PeerMemoryError if they are not: nobody waits for this copy any more."""
+        with self._lock:
+            opened = self._opened.get(pages.handle)
+            if opened is None:
+                raise PeerMemoryError("pages of another worker are not open any more")
+            opened.num_users += 1
+
+    def leave(self, pages: SharedPages) -> None:
+        """Any thread. Closes them if nobody else is left: whoever opened them is gone."""
+        if self._count_out(pages.handle):
+            self._close(pages.handle)
+
     def copy(self, peer: PeerBlocks, targets: U32, stream: int) -> None:
-        """Begins to copy blocks that are open here, on a stream. Raises PeerMemoryError."""
+        """Begins to copy blocks that are in use, on a stream. Raises PeerMemoryError."""
         there, here = peer.pages, self.own
         start, own = self._opened[there.handle].address + there.offset, self._whole.data_ptr()
         pitches = (there.num_blocks * there.part_bytes, here.num_blocks * here.part_bytes)
@@ -137,34 +152,50 @@ class PeerPages:
             return f"{pages.num_parts} parts of {pages.part_bytes} bytes, for {own.num_parts} of {own.part_bytes} here"
         if len(pages.handle) != HANDLE_BYTES:
             return f"a handle of {len(pages.handle)} bytes"
-        with self._lock:
-            self._driver.enter(self._context)
-            opened = self._opened.get(pages.handle)
-            if opened is None:
-                try:
-                    opened = _Opened(self._driver.open(pages.handle))
-                except PeerMemoryError as error:
-                    return str(error)
-                self._opened[pages.handle] = opened
-            if pages.end > self._driver.extent(opened.address)[1]:
+        try:
+            with self._driving:
+                self._driver.enter(self._context)
+                return self._open_for_one(pages)
+        except PeerMemoryError as error:
+            return str(error)
+
+    def _open_for_one(self, pages: SharedPages) -> str:
+        opened = self._opened.get(pages.handle)
+        address = self._driver.open(pages.handle) if opened is None else opened.address
+        counted = False
+        try:
+            if pages.end > self._driver.extent(address)[1]:
                 return f"pages end at {pages.end}, behind their allocation"
-            opened.num_users += 1
+            with self._lock:
+                self._opened.setdefault(pages.handle, _Opened(address)).num_users += 1
+            counted = True
+        finally:
+            if opened is None and not counted:
+                self._driver.close(address)
         return ""
 
-    def _leave(self, handle: bytes) -> None:
+    def _leave_soon(self, handle: bytes) -> None:
         loop = asyncio.get_running_loop()
-        with self._lock:
-            self._opened[handle].num_users -= 1
+        self._count_out(handle)
         loop.call_later(IDLE_S, lambda: loop.run_in_executor(None, self._close, handle))
 
-    def _close(self, handle: bytes) -> None:
+    def _count_out(self, handle: bytes) -> bool:
+        """Whether nobody uses it now."""
         with self._lock:
-            opened = self._opened.get(handle)
-            if opened is not None and not opened.num_users:
+            opened = self._opened[handle]
+            opened.num_users -= 1
+            return not opened.num_users
+
+    def _close(self, handle: bytes) -> None:
+        with self._driving:
+            with self._lock:
+                opened = self._opened.get(handle)
+                if opened is None or opened.num_users:
+                    return
                 del self._opened[handle]
-                with suppress(PeerMemoryError):
-                    self._driver.enter(self._context)
-                    self._driver.close(opened.address)
+            with suppress(PeerMemoryError):
+                self._driver.enter(self._context)
+                self._driver.close(opened.address)
 
 
 def runs(sources: U32, targets: U32) -> list[tuple[int, int, int]]:

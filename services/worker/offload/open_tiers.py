@@ -92,7 +92,8 @@ def _open_host_memory(
 ) -> HostMemory:
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
     if not parent:  # all ranks have as many places, and share the memory out among them
-        return open_host_memory(memory, place.least(count_places(gib, shape, num_ranks=settings.num_ranks)))
+        num_places = count_places(gib, shape, num_ranks=settings.num_ranks, num_hosts=settings.nnodes)
+        return open_host_memory(memory, place.least(num_places))
     folder = OwnFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
     try:
         num_places = count_places(gib, shape, already=host_region.is_there(folder))

@@ -174,9 +174,10 @@ class Transfers:
         hashes, reach = sequence.block_hashes, self._reach
         while (count := reach.num_behind(hashes, found, most, holds)) >= reach.least:
             pages = reach.pages(hashes, found, count)
-            if len(pages.names) <= self.tier.num_places or self._kv.groups.plain:
+            excess = len(pages.names) - self.tier.num_places
+            if excess <= 0 or self._kv.groups.plain:
                 return pages
-            most = count - 1
+            most = count + -excess // self._kv.num_groups  # a position less is a page less of each group at most
         return Pages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:

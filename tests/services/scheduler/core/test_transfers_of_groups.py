@@ -7,6 +7,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.sequence import SequenceStatus
 from services.scheduler.core.transfers.limits import TierLimits
+from services.scheduler.core.transfers.reach import GroupReach, Holds
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.kv_priority import KVPriority
 from shared.kv.block_hash import page_of
@@ -137,6 +138,32 @@ def test_what_comes_once_is_not_stored_in_any_group(specs: tuple[KVSpec, ...]) -
     machine.run(prompt(0))
     assert machine.stored(prompt(0), 0) == [*range(10)], "they were still on the device"
     assert {8, 9} <= set(machine.stored(prompt(0), 1))
+
+
+def test_starts_that_cannot_fit_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long talk ends at many places, and each look walks over all of it, on the loop that serves everybody."""
+    machine = GroupMachine(WINDOWS, num_blocks=200, num_host_blocks=12, num_disk_blocks=800)
+    tokens = [*range(240)]
+    for length in range(12, 241, SIZE):
+        machine.run(tokens[:length])
+    for number in range(20, 50):
+        machine.run(prompt(number))
+    assert machine.core.num_cached(make_sequence(900, tokens, 2, SIZE)) == 240
+    looks: list[int] = []
+    look = GroupReach.num_behind
+
+    def counted(self: GroupReach, hashes: list[bytes], found: list[int], most: int, holds: Holds) -> int:
+        looks.append(most)
+        return look(self, hashes, found, most, holds)
+
+    monkeypatch.setattr(GroupReach, "num_behind", counted)
+    sequence = machine.add(tokens)
+    machine.step()
+    assert sequence.status is SequenceStatus.BLOCKED
+    assert len(looks) <= 10, looks
+    while machine.step() or machine.move():
+        pass
+    assert sequence.num_cached_tokens == 36, "9 blocks, and 3 of the window"
 
 
 def test_a_start_that_host_memory_has_no_room_for_gives_way_to_one_before_it() -> None:

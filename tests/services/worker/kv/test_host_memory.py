@@ -11,7 +11,7 @@ import torch
 from services.worker.kv import kv_cache
 from services.worker.kv.held_blocks import HeldBlocks
 from services.worker.kv.host_memory import BlockMove, HostMemory, count_places
-from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
 from shared.errors import InvalidArgument
@@ -95,6 +95,15 @@ def test_the_size_is_refused_by_name_and_value() -> None:
         count_places(1e-9, SHAPE)
     with pytest.raises(InvalidArgument, match=r"kv_offloading_size: 2000.0 GiB is more than the .* this host has free"):
         count_places(2000.0, BlockShape(3, 4, 2, 1 << 20, torch.bfloat16))
+
+
+def test_ranks_on_several_hosts_need_their_share_of_it_on_each() -> None:
+    shape, gib = BlockShape(3, 4, 2, 1 << 20, torch.bfloat16), 1.5 * free_host_bytes() / GIB
+    with pytest.raises(InvalidArgument, match=r"is more than the .* GiB that this host has free"):
+        count_places(gib, shape, num_ranks=8)
+    assert count_places(gib, shape, num_ranks=8, num_hosts=4) > 0
+    with pytest.raises(InvalidArgument, match="of which 1/4 lies on each host, is more than"):
+        count_places(10 * gib, shape, num_ranks=8, num_hosts=4)
 
 
 def test_what_came_back_is_reported_and_continued() -> None:

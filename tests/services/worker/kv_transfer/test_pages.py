@@ -64,7 +64,8 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
     assert giver.replica.pages.block_bytes == num_bytes
     targets = np.array([70, 60, 50], dtype=np.uint32)
     with torch.inference_mode():
-        taker.replica.write_pages(targets, hashes(), given).wait()
+        taker.replica.write_pages(targets, given).wait()
+        taker.replica.believe_pages(targets, hashes()).wait()
     report = taker.replica.rest()
     assert dict(zip(report.block_ids, [report.hashes[i : i + 32] for i in range(0, 96, 32)], strict=True)) == dict(
         zip([50, 60, 70], hashes()[::-1], strict=True)
@@ -72,6 +73,18 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
     cached = New(0, PROMPT, cached_blocks=(70, 60, 50))
     assert taker.step([cached])[0] == first
     assert torch.allclose(taker.logits[0][0], giver.logits[0][0], atol=1e-5)
+
+
+def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make) -> None:
+    """The other worker may have gone on to other texts while its memory was copied."""
+    folder = checkpoint("llama").folder
+    giver, taker = Rig(folder), Rig(folder)
+    giver.step([New(0, PROMPT)], {0: len(PROMPT)})
+    blocks = np.array(giver.blocks(0)[:NUM_FULL], dtype=np.uint32).reshape(-1)
+    given = giver.replica.read_pages(blocks).content
+    with torch.inference_mode():
+        taker.replica.write_pages(np.array([70, 60, 50], dtype=np.uint32), given).wait()
+    assert not taker.replica.rest().block_ids
 
 
 def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:

@@ -74,6 +74,11 @@ async def test_memory_is_closed_once_nobody_has_copied_for_a_while(monkeypatch: 
 async def test_what_cannot_be_meant_is_not_opened() -> None:
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    library.refuses.add("cuMemGetAddressRange_v2")
+    async with ours.opened(theirs.own) as reason:
+        assert reason == "cuMemGetAddressRange_v2 gave 201"
+    assert not library.opened
+    library.refuses.clear()
     wrong = {
         "7 parts of 40 bytes": replace(theirs.own, num_parts=7),
         "6 parts of 48 bytes": replace(theirs.own, part_bytes=48),
@@ -83,6 +88,21 @@ async def test_what_cannot_be_meant_is_not_opened() -> None:
     for words, pages in wrong.items():
         async with ours.opened(pages) as reason:
             assert words in reason
+        assert not library.opened, "what is of no use keeps no memory"
+
+
+async def test_a_copy_that_nobody_waits_for_any_more_keeps_its_memory() -> None:
+    library = Library()
+    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    async with ours.opened(theirs.own), ours.opened(theirs.own):
+        ours.use(theirs.own)  # on the device's thread
+    await ours.close()
+    assert len(library.opened) == 1
+    ours.copy(PeerBlocks(theirs.own, BLOCKS), TARGETS, 0)
+    await asyncio.to_thread(ours.leave, theirs.own)
+    assert not library.opened
+    with pytest.raises(PeerMemoryError, match="not open any more"):
+        ours.use(theirs.own)  # an order that was still to come
 
 
 def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:

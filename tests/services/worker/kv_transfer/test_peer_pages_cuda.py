@@ -52,7 +52,9 @@ async def test_blocks_of_another_process_are_the_same_bytes(there: int) -> None:
         assert taker.peers is not None
         async with taker.peers.opened(shared) as reason:
             assert not reason
-            taker.write(TARGETS, PeerBlocks(shared, BLOCKS)).wait()
+            copying = taker.write(TARGETS, PeerBlocks(shared, BLOCKS))
+        await taker.peers.close()  # whoever wanted them is gone, and the copy goes on
+        copying.wait()
         wanted, _ = pages(20, torch.device("cuda", 0))
         sources, targets = BLOCKS.astype(np.int64), TARGETS.astype(np.int64)
         others = [block for block in range(12) if block not in targets]
