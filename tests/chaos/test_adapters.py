@@ -58,6 +58,13 @@ async def until_both_have_it(client: Client) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_offered(client: Client) -> None:
+    """A frontend hears of it from the scheduler, which need not have asked for it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while "late" not in [model.name for model in await asyncio.to_thread(client.models)]:
+            await asyncio.sleep(0.02)
+
+
 async def until_loaded(client: Client, name: str) -> None:
     """Asks again: by then the scheduler may know from the workers that they have it."""
     async with asyncio.timeout(PATIENCE_S):
@@ -144,6 +151,7 @@ async def test_the_scheduler_is_killed_while_workers_load_an_adapter(
                 await load_and_kill(cluster, client, folder.name, pipe, "scheduler-0")
             await until_loaded(client, folder.name)
             await until_both_have_it(client)
+            await until_offered(client)
             assert await answer(client) == "Ahoy! 68 Arr!"
             await crowd.finished()
             assert crowd.errors == []
