@@ -33,8 +33,8 @@ def test_a_cluster_says_what_transformers_say_and_finds_prefixes(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # starts processes
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_cluster_plans_latent_vectors_and_drafts_with_the_models_own_layer(tmp_path: Path, ranks: int) -> None:
-    made = test_mtp.forgetful(tmp_path, test_mtp.OF_TOKEN)
+def test_a_cluster_plans_latent_vectors_and_drafts_with_the_models_own_layers(tmp_path: Path, ranks: int) -> None:
+    made = test_mtp.forgetful(tmp_path, test_mtp.OF_TOKEN, test_mtp.OF_TOKEN)
     (tmp_path / "tokenizer.json").write_text(json.dumps(shapes.word_tokenizer(VOCAB_SIZE)))
     prompt = test_mtp.prompts()[0]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

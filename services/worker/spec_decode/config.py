@@ -121,11 +121,8 @@ class SpeculativeConfig(BaseModel):
 def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
     """parse(); also raises InvalidArgument where the model that is served lacks what the method drafts with."""
     config = parse(text)
-    if config is not None and config.method == "mtp" and model.num_next_layers != 1:
-        reason = (
-            "there is no layer to draft with" if not model.num_next_layers else "drafts come from one such layer here"
-        )
-        text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is {model.num_next_layers}: {reason}"
+    if config is not None and config.method == "mtp" and not model.num_next_layers:
+        text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is 0: there is no layer to draft with"
         raise InvalidArgument(text, field=SETTING)
     return config
 

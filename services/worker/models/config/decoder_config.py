@@ -71,12 +71,14 @@ class DecoderConfig:
         """Elements of a head that the table of angles is made for."""
         return self.head_dim if self.latent is None else self.latent.rotated_dim
 
-    def with_next_layer(self) -> DecoderConfig:
-        """As if the first of those behind the last were one more."""
-        experts, windows = self.experts, (*self.sliding_windows, 0)
+    def with_next_layers(self) -> DecoderConfig:
+        """As if those behind the last were more of them."""
+        count, experts = self.num_next_layers, self.experts
         if experts is not None:
-            experts = replace(experts, sparse_layers=(*experts.sparse_layers, experts.sparse_layers[-1]))
-        return replace(self, num_layers=self.num_layers + 1, sliding_windows=windows, experts=experts)
+            behind = (experts.sparse_layers[-1],) * count
+            experts = replace(experts, sparse_layers=(*experts.sparse_layers, *behind))
+        windows = (*self.sliding_windows, *(0,) * count)
+        return replace(self, num_layers=self.num_layers + count, sliding_windows=windows, experts=experts)
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAMES = ExpertNames(shared="shared_experts")
 METHODS = ("greedy", "group_limited_greedy")
+MOST_NEXT_LAYERS = 128  # as many as there may be drafts
 
 
 class DeepseekForCausalLM(MixtureForCausalLM):
@@ -73,6 +74,8 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
         )
         assert decoder.experts is not None
         behind = config.integer("num_nextn_predict_layers", 0)
+        if not 0 <= behind <= MOST_NEXT_LAYERS:
+            raise refusal("num_nextn_predict_layers", behind, f"must be 0 to {MOST_NEXT_LAYERS}")
         return replace(decoder, experts=replace(decoder.experts, choice_bias=True), num_next_layers=behind)
 
     @property

@@ -1,7 +1,7 @@
-"""Drafting with a layer that continues the model's own features: an EAGLE head, or a multi-token prediction layer.
+"""Drafting with layers that continue the model's own features: an EAGLE head, or multi-token prediction modules.
 
-From the feature of position i (what the model's output head gets) and the token of position i + 1 it makes a feature of
-position i + 1, which says the token of position i + 2.
+From the feature of position i (what the model's output head gets) and the token of position i + 1 the first makes one
+that says the token of position i + 2; how others go on from there: module_chain.py.
 """
 
 from __future__ import annotations
@@ -9,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import Placement
-from services.worker.models.causal_lm import CausalLM
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.module_chain import FeatureDrafter, ModuleChain
 from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.drafter import DrafterWorker
 from services.worker.spec_decode.drafts import Drafts
@@ -30,37 +24,11 @@ from services.worker.spec_decode.proposer import Wanted
 from services.worker.spec_decode.trees.token_tree import TokenTree
 from services.worker.spec_decode.trees.tree_draws import TreeDraws
 from services.worker.step.block_copies import BlockCopies
-from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 
 LEAST_SEEN = 0.5  # of a sequence's positions: a layer that has seen less would only guess
-
-
-class FeatureLayer(Protocol):
-    def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """`features` [num_tokens, hidden_size] -> those one position on, behind `batch.logit_tokens`."""
-
-
-class FeatureDrafter(Protocol):
-    """The weights, and what of the model they go with."""
-
-    @property
-    def model(self) -> CausalLM: ...
-
-    @property
-    def head(self) -> FeatureLayer: ...
-
-    @property
-    def place(self) -> Placement: ...
-
-    @property
-    def shape(self) -> BlockShape:
-        """Of the layer's own KV."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Of what the layer has made, [num_rows, vocab_size]"""
 
 
 class FeatureProposer:
@@ -77,25 +45,22 @@ class FeatureProposer:
     ) -> None:
         """`size`: of the layer's features; 0: as the model's. `enter`: from what the model gives to such."""
         self._worker, self._drafter, self._enter = worker, drafter, enter
-        limits, place = worker.limits, drafter.place
-        (self._cache,) = kv_cache.allocate(drafter.shape, limits.num_blocks, place.device)
-        self._passes = Passes(worker.table, place.device)
+        limits, device = worker.limits, drafter.place.device
+        self._passes = Passes(worker.table, device)
+        self._chain = ModuleChain(drafter, self._passes, limits, size or drafter.model.config.hidden_size)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
-        self._feature_at = np.full(limits.max_num_seqs, -1, dtype=np.int32)  # position of the slot's latest feature
-        shape = limits.max_num_seqs, size or drafter.model.config.hidden_size
-        self._features: Tensor = torch.zeros(shape, dtype=place.dtype, device=place.device)
 
     def hand_out(self, new: NewBlocks) -> None:
         self._blocks.hand_out(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        kv_cache.copy_blocks([self._cache], copies)
+        self._chain.copy_blocks(copies)
         self._blocks.copy(copies)
 
     def begin(self, slot: int) -> None:
         self._num_seen[slot] = self._blocks.begin(slot)
-        self._feature_at[slot] = -1
+        self._chain.begin(slot)
 
     def end(self, slot: int) -> None:
         """A new sequence overwrites all."""
@@ -120,26 +85,20 @@ class FeatureProposer:
             tokens = output.in_place(spread(firsts[kept], counts)[1], inputs.sampling_tokens)
             features = features.index_select(0, self._up(tokens))
         rows, positions = spread(starts, counts)
-        batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
-        drafter, features = self._drafter, self._enter(features)
-        self._features[self._up(slots)] = drafter.head(drafter.model, features, batch, self._cache)
-        self._feature_at[slots] = starts + counts
+        token_ids = history.tokens[slots[rows], positions + 1]
+        self._chain.see(slots, starts, counts, token_ids, self._enter(features))
         self._note(slots, starts, counts)
 
     def propose(self, wanted: Wanted) -> Drafts | None:
         lengths = wanted.history.lengths[wanted.slots]
-        can = (self._feature_at[wanted.slots] == lengths - 1) & (self._num_seen[wanted.slots] >= LEAST_SEEN * lengths)
+        can = self._chain.can_draft(wanted.slots, lengths) & (self._num_seen[wanted.slots] >= LEAST_SEEN * lengths)
         if not can.any():
             return None
         slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
         if self._worker.config.tree is not None:
             return self._propose_trees(self._worker.config.tree, slots, lengths, counts)
         draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        drafter, features = self._drafter, self._features[self._up(slots)]
-        token_ids = draws.draw(drafter.logits(features))
-        for batch in self._passes.drafts(slots, lengths - 1, counts - 1):
-            features = drafter.head(drafter.model, features, replace(batch, token_ids=token_ids), self._cache)
-            token_ids = draws.draw(drafter.logits(features))
+        self._chain.draft(draws, slots, lengths, counts)
         return draws.drafts()
 
     def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
@@ -151,14 +110,15 @@ class FeatureProposer:
             return None
         slots, lengths, counts = slots[fits], lengths[fits], counts[fits]
         draws = TreeDraws(self._worker.sampler, self._worker.config, tree, slots, lengths)
-        drafter, features = self._drafter, self._features[self._up(slots)]
+        drafter, features = self._drafter, self._chain.features(slots)
+        (head,), (cache,) = drafter.heads, self._chain.caches
         tokens = draws.draw(tree.levels[0], drafter.logits(features))
         for (above, level), batch in zip(
             pairwise(tree.levels), self._passes.trees(tree, slots, lengths - 1), strict=True
         ):
             features = features.view(len(slots), -1, features.size(1))[:, self._up(above.parents[above.inner])]
             given = replace(batch, token_ids=self._up(tokens[:, above.inner].ravel()))
-            features = drafter.head(drafter.model, features.flatten(0, 1), given, self._cache)
+            features = head(drafter.model, features.flatten(0, 1), given, cache)
             tokens = draws.draw(level, drafter.logits(features))
         return draws.drafts(counts)
 

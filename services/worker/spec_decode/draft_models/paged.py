@@ -33,7 +33,7 @@ class Passes:
         self._table = table
         self._device = device
 
-    def known(self, slots: Rows, starts: I32, counts: I32, token_ids: I32) -> ForwardBatch:
+    def known(self, slots: Rows, starts: I32, counts: I32, token_ids: I32 | Tensor) -> ForwardBatch:
         """`counts` tokens of each of `slots`, from position `starts` on; what follows the last of each is wanted."""
         rows, positions = spread(starts, counts)
         query_start = np.zeros(len(slots) + 1, dtype=np.int32)
@@ -41,7 +41,7 @@ class Passes:
         several = len(positions) > len(slots)
         attention = self._attention(slots, starts + counts, query_start, longest_query=int(counts.max()))
         return ForwardBatch(
-            self._up(token_ids),
+            token_ids if isinstance(token_ids, Tensor) else self._up(token_ids),
             self._up(positions),
             self._up(self._mapping(slots[rows], positions)),
             attention,

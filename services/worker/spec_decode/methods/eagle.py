@@ -34,6 +34,7 @@ class Eagle:
         spec = attention_spec(config, limits.block_size, self.place)
         backend = choose_attention(target.attention_backend, spec)
         self.head = EagleHead(head_config, backend, self.place, limits.max_model_len)
+        self.heads = (self.head,)
         target.loader.load(self.head, folder)
         self.shape = block_shape(spec, 1, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
@@ -41,5 +42,5 @@ class Eagle:
     def start(self, worker: DrafterWorker) -> FeatureProposer:
         return FeatureProposer(self, worker)
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor, depth: int = 0) -> Tensor:
         return self.model.logits(features)

@@ -39,6 +39,7 @@ class Eagle3:
         self.head = Eagle3Head(
             head_config, self.model.config, names, backend, place=self.place, num_positions=limits.max_model_len
         )
+        self.heads = (self.head,)
         target.loader.load(self.head, folder)
         self.model.keep_states(head_config.layers)
         self.shape = block_shape(spec, 1, self.place.dtype)
@@ -47,5 +48,5 @@ class Eagle3:
     def start(self, worker: DrafterWorker) -> FeatureProposer:
         return FeatureProposer(self, worker, size=self._size, enter=self.head.taken)
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor, depth: int = 0) -> Tensor:
         return self.head.logits(features)

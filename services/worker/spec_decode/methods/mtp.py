@@ -1,8 +1,8 @@
-"""mtp: the multi-token prediction layer that some checkpoints have behind their last (DeepSeek-V3, arXiv 2412.19437,
-section 2.2), as a drafter: one more decoder layer on the model's feature and the token behind it (features.py).
+"""mtp: the multi-token prediction layers that some checkpoints have behind their last (DeepSeek-V3, arXiv 2412.19437,
+section 2.2), as a drafter: decoder layers on the model's feature and the tokens behind it (module_chain.py).
 
 Embeddings and output head are the model's; checkpoints that repeat them (`embed_tokens`, `shared_head.head`) are not
-read there. Drafts beyond the first come from the same layer, which then continues its own features.
+read there. Each layer makes one draft; those beyond come from the last, which then continues its own features.
 """
 
 from __future__ import annotations
@@ -35,25 +35,30 @@ class Mtp:
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         limits, self.model, self.place = target.limits, target.model, target.place
         spec = attention_spec(self.model.config, limits.block_size, self.place)
-        self.head = MtpLayer(self.model, choose_attention(target.attention_backend, spec), self.place)
-        target.loader.load(self.head, target.folder)
-        self.shape = block_shape(spec, 1, self.place.dtype)
+        backend = choose_attention(target.attention_backend, spec)
+        num_heads = min(self.model.config.num_next_layers, settings.num_speculative_tokens)  # more would make no draft
+        self.heads = tuple(MtpLayer(self.model, depth, backend, self.place) for depth in range(num_heads))
+        for head in self.heads:
+            target.loader.load(head, target.folder)
+        self.shape = block_shape(spec, num_heads, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
     def start(self, worker: DrafterWorker) -> FeatureProposer:
         return FeatureProposer(self, worker)
 
-    def logits(self, features: Tensor) -> Tensor:
-        return self.model.logits(self.head.norm(features))
+    def logits(self, features: Tensor, depth: int = 0) -> Tensor:
+        return self.model.logits(self.heads[depth].norm(features))
 
 
 class MtpLayer:
-    """From features and the tokens behind them to features one position on, before their norm."""
+    """From features and tokens behind them to features that say the tokens behind those, before their norm."""
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend, place: Placement) -> None:
-        config, index = model.config.with_next_layer(), model.config.num_layers
+    def __init__(self, model: CausalLM, depth: int, backend: AttentionBackend, place: Placement) -> None:
+        """`depth`: how many of them are before it."""
+        config, index = model.config.with_next_layers(), model.config.num_layers + depth
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        self._name, self._num_layers, self._cos_sin = name, index, model.cos_sin
+        self._name, self._cos_sin = name, model.cos_sin
+        self._others = tuple(f"model.layers.{i}." for i in range(config.num_layers) if i != index)
         self._embed_norm = RMSNorm(f"{name}.enorm", size, eps, place)
         self._hidden_norm = RMSNorm(f"{name}.hnorm", size, eps, place)
         self._inputs = TwoInputs(f"{name}.eh_proj", size, place)
@@ -73,12 +78,11 @@ class MtpLayer:
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """What is the model's, and the experts of other ranks."""
-        layers = (f"model.layers.{index}." for index in range(self._num_layers))
+        """What is the model's or another such layer's, and the experts of other ranks."""
         experts = self._layer.experts if isinstance(self._layer, MixtureLayer) else None
         absent = () if experts is None else experts.experts.absent
         repeated = (f"{self._name}.embed_tokens.", f"{self._name}.shared_head.head.")
-        return (*layers, "model.embed_tokens.", "model.norm.", "lm_head.", *repeated, *absent)
+        return (*self._others, "model.embed_tokens.", "model.norm.", "lm_head.", *repeated, *absent)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:

@@ -38,7 +38,7 @@ from tests.spec_decode.pair import Pair, build
 
 NUM_LAYERS, SIZE = 3, 48
 NORMS = ("enorm", "hnorm")
-PREFIX = f"model.layers.{NUM_LAYERS}"
+PREFIX = f"model.layers.{NUM_LAYERS}"  # of the first of them
 MTP = {"method": "mtp", "num_speculative_tokens": 3, "adaptive_length": False}
 
 
@@ -47,10 +47,11 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return noise * shape[1] ** -0.5 if len(shape) > 1 else 1 + 0.2 * noise
 
 
-def make(folder: Path, *, inputs: Tensor, contribution: float = 1.0, **config: Any) -> tuple[Checkpoint, Any]:
-    """A model whose last layer became the one that predicts; and that layer. `inputs`: of its eh_proj, `contribution`:
-    of what all layers add to the residual stream; where it is less than all, norms leave directions as they are."""
-    made = checkpoints.make("deepseek-v3", folder, num_hidden_layers=NUM_LAYERS + 1, **config)
+def make(folder: Path, *inputs: Tensor, contribution: float = 1.0, **config: Any) -> tuple[Checkpoint, Any]:
+    """A model whose last layers became those that predict; and these, with all tensors. `inputs`: of the eh_proj of
+    each, `contribution`: of what all layers add to the residual stream; where it is less than all, norms leave
+    directions as they are."""
+    made = checkpoints.make("deepseek-v3", folder, num_hidden_layers=NUM_LAYERS + len(inputs), **config)
     for name, parameter in made.model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
             parameter.data *= contribution
@@ -58,23 +59,27 @@ def make(folder: Path, *, inputs: Tensor, contribution: float = 1.0, **config: A
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     layers = made.model.model.layers
-    behind, made.model.model.layers = layers[NUM_LAYERS], layers[:NUM_LAYERS]
-    repeated = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
-    tensors |= {f"{PREFIX}.{name}.weight": tensors[f"{of}.weight"].clone() for name, of in repeated.items()}
-    norms = {name: drawn(SIZE, seed=i) if contribution == 1 else torch.ones(SIZE) for i, name in enumerate(NORMS)}
-    tensors |= {f"{PREFIX}.{name}.weight": weight for name, weight in norms.items()}
-    tensors[f"{PREFIX}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
-    tensors[f"{PREFIX}.eh_proj.weight"] = inputs
+    behind, made.model.model.layers = layers[NUM_LAYERS:], layers[:NUM_LAYERS]
+    for depth, weight in enumerate(inputs):
+        ends = _ends(tensors, seed=len(NORMS) * depth, plain=contribution < 1) | {"eh_proj": weight.clone()}
+        tensors |= {f"model.layers.{NUM_LAYERS + depth}.{name}.weight": tensor for name, tensor in ends.items()}
     save_file(tensors, path)
     written = json.loads((folder / "config.json").read_text())
-    written |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
+    written |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": len(inputs)}
     (folder / "config.json").write_text(json.dumps(written))
     return made, (behind, tensors)
 
 
-def forgetful(folder: Path, inputs: Tensor) -> Checkpoint:
+def _ends(tensors: dict[str, Tensor], seed: int, *, plain: bool) -> dict[str, Tensor]:
+    """What such a layer has besides a decoder's, its first product left out."""
+    repeated = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head", "shared_head.norm": "model.norm"}
+    found = {name: tensors[f"{of}.weight"].clone() for name, of in repeated.items()}
+    return found | {name: torch.ones(SIZE) if plain else drawn(SIZE, seed=seed + i) for i, name in enumerate(NORMS)}
+
+
+def forgetful(folder: Path, *inputs: Tensor) -> Checkpoint:
     """What comes next depends on the last token for the most part: its embedding is nearly all of the stream."""
-    return make(folder, inputs=inputs, contribution=0.001)[0]
+    return make(folder, *inputs, contribution=0.001)[0]
 
 
 OF_TOKEN = torch.cat((torch.eye(SIZE), torch.zeros(SIZE, SIZE)), dim=1)
@@ -88,7 +93,7 @@ def prompts() -> list[list[int]]:
 
 @torch.inference_mode()
 def test_the_layer_is_what_its_paper_defines(tmp_path: Path) -> None:
-    made, (behind, tensors) = make(tmp_path, inputs=drawn(SIZE, 2 * SIZE, seed=9))
+    made, ((behind,), tensors) = make(tmp_path, drawn(SIZE, 2 * SIZE, seed=9))
     config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
     place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
     backend = choose_attention("reference", attention_spec(config, 4, place))
@@ -107,7 +112,7 @@ def test_the_layer_is_what_its_paper_defines(tmp_path: Path) -> None:
     )
     places = torch.tensor([2, 5, 3])[positions // 4] * 4 + positions % 4
     batch = ForwardBatch(tokens.int(), positions.int(), places.int(), attention, None)
-    got = mtp.logits(mtp.head(model, features, batch, cache))
+    got = mtp.logits(mtp.heads[0](model, features, batch, cache))
 
     def rms(x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, (SIZE,), tensors[f"{PREFIX}.{name}.weight"], config.rms_norm_eps)
@@ -188,9 +193,9 @@ Make = Callable[[str], Checkpoint]
         ),
         (
             "deepseek-v3",
-            {"num_nextn_predict_layers": 2},
+            {"num_nextn_predict_layers": -1},
             {},
-            "num_nextn_predict_layers is 2: drafts come from one such",
+            "num_nextn_predict_layers is -1: must be 0 to 128",
         ),
         ("llama", {}, {}, r"speculative_config\.method: mtp: config\.json says num_nextn_predict_layers is 0"),
         ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': the method mtp drafts with a layer of the model"),
@@ -206,10 +211,11 @@ def test_models_that_have_none_are_refused_by_field_and_value(
         build_replica(WorkerSettings(model=str(tmp_path), speculative_config=speculation))
 
 
-def test_a_checkpoint_that_lacks_the_layer_is_refused_by_tensor(checkpoint: Make, tmp_path: Path) -> None:
-    for path in checkpoint("deepseek-v3").folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_checkpoint_that_lacks_a_layer_is_refused_by_tensor(tmp_path: Path, there: int) -> None:
+    make(tmp_path, *[OF_TOKEN] * there)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    with pytest.raises(InvalidArgument, match=r"lacks tensors that the model needs: model\.layers\.3\.enorm\.weight"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": there + 1}))
+    lacking = rf"lacks tensors that the model needs: model\.layers\.{NUM_LAYERS + there}\.enorm\.weight"
+    with pytest.raises(InvalidArgument, match=lacking):
         build_replica(WorkerSettings(model=str(tmp_path), num_blocks=20, speculative_config=json.dumps(MTP)))
