@@ -114,7 +114,8 @@ class Streams:
             raise
 
     def _check_room(self, key: Key) -> None:
-        if key in self._made or (key in self._found and not self._store.is_shared):
+        found = self._found.get(key)
+        if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
             raise exists(key)
         own = sum(1 for found in self._found if found.tenant == key.tenant)
         if not self._store.is_shared and own >= self.terms.limits.per_tenant:
@@ -256,7 +257,11 @@ class Streams:
             stream.quiet_since_s = self._clock()
 
     def _wanted(self) -> list[Stream]:
-        return [stream for stream in self._found.values() if stream.num_readers and self._is_followed(stream)]
+        return [stream for stream in self._found.values() if self._is_awaited(stream)]
+
+    def _is_awaited(self, stream: Stream) -> bool:
+        """Who reads it here hears only what is looked for."""
+        return stream.num_readers > 0 and self._is_followed(stream)
 
     def _is_followed(self, stream: Stream) -> bool:
         return stream.key not in self._made and not stream.has_ended
