@@ -73,7 +73,7 @@ class Streams:
         self.following = Following(store, self._wanted, lose=self._lose, go_on=self._take_over)
         metrics.known.set_function(lambda: len(self._found))
         metrics.made.set_function(lambda: len(self._running))
-        metrics.num_bytes.set_function(lambda: sum(stream.num_bytes for stream in list(self._found.values())))
+        metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self._found.values())))
         metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self._found.values())))
 
     def offer(self, remakes: Mapping[str, Remake]) -> None:
