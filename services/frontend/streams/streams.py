@@ -16,7 +16,7 @@ from services.frontend.calls.calls import Call, Calls
 from services.frontend.generation.generator import Generator
 from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
-from services.frontend.streams.made import Made, NoWords, Remake
+from services.frontend.streams.made import Made, NoWords, Remake, remade
 from services.frontend.streams.maker import Deposed, Maker, Writer
 from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
@@ -290,9 +290,7 @@ class Streams:
         try:
             if kept.key_name and caller is None:
                 raise PermissionDenied(f"the API key {kept.key_name} that began the stream is not good any more")
-            if kept.kind not in self._remakes:
-                raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
-            request, writer = self._remakes[kept.kind](kept)
+            request, writer = remade(self._remakes, kept)
         except QuireError as error:
             await self._refused(made, error, is_new=False)
             return
