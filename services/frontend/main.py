@@ -32,8 +32,7 @@ SWITCH_INTERVAL_S = 5e-4
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
-    for field in ("http_port", "grpc_port"):  # before anything is loaded
-        ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
+    _check_ports(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     frontend = Frontend(settings, shutdown)
     frontend.look_ahead()
@@ -42,6 +41,15 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
         await frontend.run()
     finally:
         await frontend.close()
+
+
+def _check_ports(settings: FrontendSettings) -> None:
+    """Before anything is loaded, or listens and would have to be closed again. Raises what binding one would."""
+    for field in ("http_port", "grpc_port"):
+        ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
+    if settings.metrics_port >= 0:
+        ports.check(settings.metrics_host, settings.metrics_port, "metrics_port", share=settings.share_ports)
+    ports.check(settings.admin_host, settings.admin_port, "admin_port")
 
 
 class Frontend:

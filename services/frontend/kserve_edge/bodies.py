@@ -90,7 +90,7 @@ class InferBody(BaseModel):
         )
 
 
-class GenerateBody(BaseModel):
+class TritonGenerateBody(BaseModel):
     """POST /v2/models/{name}/generate, Triton's shorter way: tensors are fields, other fields are parameters."""
 
     model_config = ConfigDict(extra="allow")

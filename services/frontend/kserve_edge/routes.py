@@ -20,7 +20,7 @@ from services.frontend.http.worded_route import worded_route
 from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
 from services.frontend.kserve_edge.binary import Behind
-from services.frontend.kserve_edge.bodies import GenerateBody, InferBody
+from services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
 from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
 from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
 from services.frontend.ollama_edge import errors  # whose errors look the same
@@ -126,11 +126,11 @@ class OpenInferenceRoutes:
             return BinaryAnswer(self._generator, self._request(call, http), answer_format)
         return self._answer(call, answer_format, http)
 
-    async def generate(self, body: GenerateBody, http: Request, name: str, version: str = "") -> Response:
+    async def generate(self, body: TritonGenerateBody, http: Request, name: str, version: str = "") -> Response:
         """Texts as fields."""
         return self._generate(body.infer(name, version, stream=False), http)
 
-    async def generate_stream(self, body: GenerateBody, http: Request, name: str, version: str = "") -> Response:
+    async def generate_stream(self, body: TritonGenerateBody, http: Request, name: str, version: str = "") -> Response:
         """The same in pieces, as server-sent events."""
         return self._generate(body.infer(name, version, stream=True), http)
 

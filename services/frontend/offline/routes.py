@@ -43,7 +43,7 @@ FORM = {
 Listed = TypeVar("Listed", StoredFile, Batch)
 
 
-class BatchBody(BaseModel):
+class NewBatchBody(BaseModel):
     """POST /v1/batches"""
 
     model_config = ConfigDict(extra="forbid")
@@ -125,7 +125,7 @@ class OfflineRoutes:
         await asyncio.to_thread(self._files.delete, file_id, headers.tenant(http))
         return {"id": file_id, "object": "file", "deleted": True}
 
-    async def create(self, body: BatchBody, http: Request) -> dict[str, Any]:
+    async def create(self, body: NewBatchBody, http: Request) -> dict[str, Any]:
         """Begins to answer the calls in a file, which are looked at first."""
         tenant, caller = headers.tenant(http), http.scope[CALL].caller
         if body.endpoint not in batch_lines.ENDPOINTS:

@@ -92,14 +92,14 @@ class AnswerBody(Body):
     top_logprobs: int | None = Field(None, ge=0)
 
 
-class ChatBody(AnswerBody):
+class OllamaChatBody(AnswerBody):
     """POST /api/chat"""
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateBody(AnswerBody):
+class OllamaGenerateBody(AnswerBody):
     """POST /api/generate"""
 
     prompt: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.ollama_edge.bodies import AnswerBody, Body, ChatBody, GenerateBody
+from services.frontend.ollama_edge.bodies import AnswerBody, Body, OllamaChatBody, OllamaGenerateBody
 from services.frontend.openai_edge.body import tools
 from services.frontend.request import conversation, reasoning
 from services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
@@ -22,12 +22,12 @@ ROLES = ("system", "user", "assistant", "tool")
 UNBOUNDED = (-1, -2)  # num_predict
 
 
-def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     offer = tools.read(body.tools or None, None, parallel=True)
     return _request(body, _conversation(body, offer), offer, headers, defaults)
 
 
-def _conversation(body: ChatBody, offer: Offer) -> ChatPrompt:
+def _conversation(body: OllamaChatBody, offer: Offer) -> ChatPrompt:
     """A last message of the assistant's is the beginning of the answer."""
     written = [_message(message) for message in body.messages]
     goes_on = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
@@ -40,7 +40,7 @@ def _conversation(body: ChatBody, offer: Offer) -> ChatPrompt:
     )
 
 
-def generate_request(body: GenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     """A prompt is a conversation of one turn, unless it is raw."""
     if not body.raw:
         turns = [conversation.message("user", body.prompt)]

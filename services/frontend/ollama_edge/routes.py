@@ -19,7 +19,7 @@ from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.ollama_edge import errors
-from services.frontend.ollama_edge.bodies import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, ShowBody
+from services.frontend.ollama_edge.bodies import EmbedBody, EmbeddingsBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from services.frontend.ollama_edge.embed_format import EmbedFormat
 from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
 from services.frontend.ollama_edge.requests import chat_request, embed_request, generate_request
@@ -68,7 +68,7 @@ class OllamaRoutes:
         self.router.add_api_route("/ps", self.loaded, methods=["GET"])
         self.router.add_api_route("/version", self.version, methods=["GET"])
 
-    async def chat(self, body: ChatBody, http: Request) -> Response:
+    async def chat(self, body: OllamaChatBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown()
         model = self._catalogue.entry(body.called).name
@@ -77,7 +77,7 @@ class OllamaRoutes:
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, ChatFormat(model, self._texts), stream=body.stream)
 
-    async def generate(self, body: GenerateBody, http: Request) -> Response:
+    async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
         """Answers a prompt."""
         body.refuse_unknown()
         model = self._catalogue.entry(body.called).name

@@ -36,7 +36,7 @@ class SamplingBody(PlainFields):
     structural_tag: str | dict[str, Any] | None = None
 
 
-class GenerateBody(BaseModel):
+class SglangGenerateBody(BaseModel):
     """POST /generate: one prompt or several, as text or as token ids."""
 
     model_config = ConfigDict(extra="forbid")

@@ -12,7 +12,7 @@ from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge.body.logit_bias import logit_bias
 from services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
-from services.frontend.sglang_edge.bodies import GenerateBody, SamplingBody
+from services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -33,7 +33,7 @@ SAME = (
 )
 
 
-def generate_request(body: GenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def generate_request(body: SglangGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     sampling = body.sampling_params or SamplingBody()
     return Request(
         request_id=body.rid or headers.request_id or uuid.uuid4().hex,
@@ -49,14 +49,14 @@ def generate_request(body: GenerateBody, headers: CallHeaders, defaults: Generat
     )
 
 
-def is_several(body: GenerateBody) -> bool:
+def is_several(body: SglangGenerateBody) -> bool:
     """Whether the answer is a list."""
     given = body.input_ids if body.text is None else body.text
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     return several or (body.sampling_params is not None and (body.sampling_params.n or 1) > 1)
 
 
-def _prompts(body: GenerateBody) -> Sequence[Prompt]:
+def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if (body.text is None) == (body.input_ids is None):
         raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
     if body.text == []:
@@ -92,7 +92,7 @@ def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
     return form
 
 
-def _logprobs(body: GenerateBody) -> dict[str, Any]:
+def _logprobs(body: SglangGenerateBody) -> dict[str, Any]:
     if not body.return_logprob:
         return {}
     wanted: dict[str, Any] = {"logprobs": body.top_logprobs_num, "logprob_token_ids": body.token_ids_logprob or None}

@@ -11,7 +11,7 @@ from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.sglang_edge.bodies import GenerateBody
+from services.frontend.sglang_edge.bodies import SglangGenerateBody
 from services.frontend.sglang_edge.format import GenerateFormat
 from services.frontend.sglang_edge.requests import generate_request, is_several
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class SglangRoutes:
         self.router = Router(tags=["sglang"], route_class=bounds.route())
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
 
-    async def generate(self, body: GenerateBody, http: Request) -> Response:
+    async def generate(self, body: SglangGenerateBody, http: Request) -> Response:
         """Continues one prompt or several."""
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         answer_format = GenerateFormat(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from services.frontend.generation.delta import Delta
@@ -10,8 +10,11 @@ from services.frontend.generation.generation import Generation
 from services.frontend.request.request import Request
 from services.frontend.streams.maker import Maker, Writer
 from services.frontend.streams.stream import Stream
-from shared.errors import QuireError
+from shared.errors import QuireError, Unavailable
+from shared.logs import logger
 from shared.pb.frontend.v1 import stream_pb2 as pb
+
+log = logger("streams")
 
 
 class Remade(NamedTuple):
@@ -30,6 +33,19 @@ class Made(NamedTuple):
 
 
 Remake = Callable[[pb.KeptRequest], Remade]
+
+
+def remade(remakes: Mapping[str, Remake], kept: pb.KeptRequest) -> Remade:
+    """Raises QuireError: Unavailable where a frontend of another version may know how."""
+    if kept.kind not in remakes:
+        raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
+    try:
+        return remakes[kept.kind](kept)
+    except QuireError:
+        raise
+    except Exception as fault:
+        log.exception("a kept request cannot be read", request=kept.request_id)
+        raise Unavailable(f"this frontend cannot read the request of a stream: {type(fault).__name__}") from None
 
 
 class NoWords:

@@ -29,7 +29,8 @@ class Stream:
         self.entries: list[pb.KeptMessage] = []
         self.num_shown = 0  # entries that readers may have
         self.num_kept = 0  # ... that any frontend can find
-        self.num_bytes = 0
+        self.num_bytes = 0  # of the entries
+        self._request_bytes = request.ByteSize()
         self.num_readers = 0
         self.quiet_since_s: float | None = None  # without a reader
         self.loss: QuireError | None = None  # why nothing more comes here, though it has not ended
@@ -45,6 +46,11 @@ class Stream:
         return self.num_shown > 0 and self.entries[self.num_shown - 1].HasField("end")
 
     @property
+    def held_bytes(self) -> int:
+        """Of memory: the request has the whole body, and whatever conversation that goes on with."""
+        return self._request_bytes + self.num_bytes
+
+    @property
     def num_messages(self) -> int:
         return len(self.entries) - (bool(self.entries) and self.entries[-1].HasField("end"))
 
@@ -53,6 +59,11 @@ class Stream:
         """That it has ended with, without a message that says so."""
         last = self.entries[self.num_shown - 1] if self.num_shown else None
         return from_proto(last.end.error) if last is not None and last.end.HasField("error") else None
+
+    @property
+    def first_message(self) -> bytes | None:
+        """As last_message."""
+        return self.entries[0].message if self.num_shown > self.has_ended else None
 
     @property
     def last_message(self) -> bytes | None:

@@ -16,7 +16,7 @@ from services.frontend.calls.calls import Call, Calls
 from services.frontend.generation.generator import Generator
 from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
-from services.frontend.streams.made import Made, NoWords, Remake
+from services.frontend.streams.made import Made, NoWords, Remake, remade
 from services.frontend.streams.maker import Deposed, Maker, Writer
 from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
@@ -73,7 +73,7 @@ class Streams:
         self.following = Following(store, self._wanted, lose=self._lose, go_on=self._take_over)
         metrics.known.set_function(lambda: len(self._found))
         metrics.made.set_function(lambda: len(self._running))
-        metrics.num_bytes.set_function(lambda: sum(stream.num_bytes for stream in list(self._found.values())))
+        metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self._found.values())))
         metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self._found.values())))
 
     def offer(self, remakes: Mapping[str, Remake]) -> None:
@@ -114,7 +114,8 @@ class Streams:
             raise
 
     def _check_room(self, key: Key) -> None:
-        if key in self._made or (key in self._found and not self._store.is_shared):
+        found = self._found.get(key)
+        if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
             raise exists(key)
         own = sum(1 for found in self._found if found.tenant == key.tenant)
         if not self._store.is_shared and own >= self.terms.limits.per_tenant:
@@ -256,7 +257,11 @@ class Streams:
             stream.quiet_since_s = self._clock()
 
     def _wanted(self) -> list[Stream]:
-        return [stream for stream in self._found.values() if stream.num_readers and self._is_followed(stream)]
+        return [stream for stream in self._found.values() if self._is_awaited(stream)]
+
+    def _is_awaited(self, stream: Stream) -> bool:
+        """Who reads it here hears only what is looked for."""
+        return stream.num_readers > 0 and self._is_followed(stream)
 
     def _is_followed(self, stream: Stream) -> bool:
         return stream.key not in self._made and not stream.has_ended
@@ -285,9 +290,7 @@ class Streams:
         try:
             if kept.key_name and caller is None:
                 raise PermissionDenied(f"the API key {kept.key_name} that began the stream is not good any more")
-            if kept.kind not in self._remakes:
-                raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
-            request, writer = self._remakes[kept.kind](kept)
+            request, writer = remade(self._remakes, kept)
         except QuireError as error:
             await self._refused(made, error, is_new=False)
             return

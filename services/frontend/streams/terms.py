@@ -53,7 +53,7 @@ class Terms:
 
     def check_memory(self, field: str, streams: Iterable[Stream]) -> None:
         """Raises ResourceExhausted."""
-        most, num_bytes = self.limits.frontend_bytes, sum(stream.num_bytes for stream in streams)
+        most, num_bytes = self.limits.frontend_bytes, sum(stream.held_bytes for stream in streams)
         if num_bytes >= most:
             raise ResourceExhausted(
                 f"{field}: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc.aio
 import httpx
+import pytest
 
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
@@ -118,13 +120,15 @@ async def _models_over_new_connections(address: str, count: int) -> int:
     return served
 
 
-async def test_a_port_in_use_is_one_line_and_status_2(folder: Path) -> None:
-    async with scheduler(ScriptedScheduler()) as script, process(folder, script.address) as one:
-        port = int((await ready(one))["http"].rpartition(":")[2])
-        async with process(folder, script.address, http_port=port) as two:
-            _, errors = await asyncio.wait_for(two.communicate(), 60)
-    assert two.returncode == 2
-    assert f"http_port: 127.0.0.1:{port} is in use" in errors.decode()
+@pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port", "admin_port"])
+async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with process(folder, "127.0.0.1:1", **{field: port}) as started:
+            _, errors = await asyncio.wait_for(started.communicate(), 60)
+    assert started.returncode == 2
+    (line,) = errors.decode().splitlines()
+    assert f"{field}: 127.0.0.1:{port} is in use" in line
 
 
 async def test_it_needs_no_torch() -> None:

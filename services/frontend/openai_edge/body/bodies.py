@@ -183,7 +183,7 @@ class ChatBody(ChatOptions):
     messages: list[dict[str, Any]]
 
 
-class BatchBody(ChatOptions):
+class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
     messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")

@@ -12,7 +12,7 @@ from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge.body import tools
 from services.frontend.openai_edge.body.bodies import (
-    BatchBody,
+    ChatBatchBody,
     ChatBody,
     ChatOptions,
     CompletionBody,
@@ -91,7 +91,7 @@ def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefau
 NOT_IN_BATCHES = ("stream", "resumable", "tools", "use_beam_search", "prompt_logprobs", "prompt_logprob_token_ids")
 
 
-def batch_request(body: BatchBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def batch_request(body: ChatBatchBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     for name in NOT_IN_BATCHES:
         if getattr(body, name):
             raise Unimplemented(f"{name} is not offered for a batch of conversations", field=name)

@@ -174,17 +174,20 @@ class ResponseRoutes:
 
     def _told(self, stream: Stream) -> dict[str, Any]:
         """Only the first events and the last one have a response in them: those between are not looked at."""
-        told = stream.last_message
-        ended: dict[str, Any] = {} if told is None else orjson.loads(told.partition(b"\ndata: ")[2])
-        if "response" in ended and ended["response"]["status"] != OPEN:
-            newest: dict[str, Any] = ended["response"]
-            return newest
+        begun, newest = stream.first_message, stream.last_message
+        if newest is not None and "response" in (ended := _fields(newest)):
+            response: dict[str, Any] = ended["response"]
+        else:
+            response = self._queued(stream) if begun is None else _fields(begun)["response"]
+        return response if stream.error is None else {**response, **failed(stream.error)}
+
+    def _queued(self, stream: Stream) -> dict[str, Any]:
+        """Before any event: those spare whoever polls reading the request again, which may be long."""
         kept = stream.request
         sent = CallHeaders(kept.request_id, kept.tenant, None, 0)
         begun = self._again(kept.body, sent, kept.created_unix_s).format
         assert isinstance(begun, ResponseFormat)
-        response = begun.begun(QUEUED if told is None else OPEN)
-        return response if stream.error is None else {**response, **failed(stream.error)}
+        return begun.begun(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored, and of one in the background what is kept."""
@@ -214,6 +217,11 @@ class ResponseRoutes:
             await self._resumable.cancel(response_id.removeprefix(ID), http)
             response["status"] = CANCELLED
         return response
+
+
+def _fields(event: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(event.partition(b"\ndata: ")[2])
+    return found
 
 
 def _tenant(body: ResponsesBody, http: Request) -> str:

@@ -32,14 +32,16 @@ class ResponseStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._found: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
+        self._found: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()  # by tenant and id
         self._num_bytes = 0
 
     def put(self, stored: Stored) -> None:
+        """In place of what its tenant has under the same id: ids of those in the background are the clients' own."""
+        self._drop((stored.tenant, stored.body["id"]))
         num_bytes = stored.num_bytes
         if num_bytes > self._max_bytes:
             return
-        self._found[stored.body["id"]] = stored, num_bytes
+        self._found[stored.tenant, stored.body["id"]] = stored, num_bytes
         self._num_bytes += num_bytes
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._found.popitem(last=False)[1][1]
@@ -48,21 +50,27 @@ class ResponseStore:
         """`field`: which named it. What belongs to another tenant is as if it were not there."""
         if not self._max_bytes and field:
             raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
-        found = self._found.get(response_id)
-        if found is None or found[0].tenant != tenant:
+        found = self.find(response_id, tenant)
+        if found is None:
             raise NotFound(
                 f"Response with id {response_id!r} not found: it was not stored here, or had to give way. Send the "
                 "items of the conversation as input instead.",
                 field=field,
             )
-        self._found.move_to_end(response_id)
-        return found[0]
+        return found
 
     def find(self, response_id: str, tenant: str) -> Stored | None:
-        """What get() would return."""
-        found = self._found.get(response_id)
-        return None if found is None or found[0].tenant != tenant else found[0]
+        """What get() would return: it is in use again."""
+        key = tenant, response_id
+        if key not in self._found:
+            return None
+        self._found.move_to_end(key)
+        return self._found[key][0]
 
     def delete(self, response_id: str, tenant: str) -> None:
         self.get(response_id, tenant)
-        self._num_bytes -= self._found.pop(response_id)[1]
+        self._drop((tenant, response_id))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        if key in self._found:
+            self._num_bytes -= self._found.pop(key)[1]

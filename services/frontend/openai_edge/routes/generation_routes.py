@@ -23,7 +23,7 @@ from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatF
 from services.frontend.openai_edge.answers.chunks import Chunks
 from services.frontend.openai_edge.answers.completion_format import CompletionFormat
 from services.frontend.openai_edge.answers.prompt_only import prompt_only
-from services.frontend.openai_edge.body.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody, GenerationBody
 from services.frontend.openai_edge.body.requests import (
     AnswerOptions,
     answer_options,
@@ -129,7 +129,7 @@ class GenerationRoutes:
         options = replace(options, created_unix_s=created_unix_s)
         return request, ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
 
-    async def batch(self, body: BatchBody, http: Request) -> Response:
+    async def batch(self, body: ChatBatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""
         body.refuse_unknown()
         request = batch_request(body, headers.read(http), self._tokenizer.defaults)

@@ -206,6 +206,13 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
             assert choice["text"][offset:].startswith(token)
 
 
+async def test_the_document_names_bodies_and_no_modules(frontend: Running) -> None:
+    """Two bodies of one name would be told apart by where they lie."""
+    schemas = (await frontend.http.get("/openapi.json")).json()["components"]["schemas"]
+    assert {"ChatBody", "OllamaChatBody", "NewBatchBody", "ChatBatchBody"} <= schemas.keys()
+    assert [name for name in schemas if "__" in name] == []
+
+
 async def test_the_document_names_every_status_and_no_other(frontend: Running) -> None:
     document = (await frontend.http.get("/openapi.json")).json()
     for path, operations in document["paths"].items():

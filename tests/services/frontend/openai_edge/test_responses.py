@@ -144,6 +144,24 @@ def test_the_least_recently_used_response_gives_way() -> None:
         store.get("large", "t")
 
 
+def test_a_response_takes_the_place_of_its_own_tenant_s_alone() -> None:
+    """Ids of those in the background are what their clients say."""
+
+    def stored(tenant: str, text: str) -> Stored:
+        return Stored(tenant, {"id": "resp_x", "text": text}, [], [])
+
+    store = ResponseStore(2 * stored("t", "1").num_bytes)
+    store.put(stored("u", "0"))
+    for number in range(9):
+        store.put(stored("t", str(number)))
+    assert [store.get("resp_x", tenant).body["text"] for tenant in ("t", "u")] == ["8", "0"]
+    store.delete("resp_x", "t")
+    assert store.find("resp_x", "t") is None
+    assert store.find("resp_x", "u") is not None
+    store.put(Stored("u", {"id": "resp_x", "text": "x" * 1000}, [], []))
+    assert store.find("resp_x", "u") is None, "one that is too large takes the place of the old one, and is not kept"
+
+
 async def test_what_is_cut_off_is_incomplete(talking_model: Path) -> None:
     async with talking(talking_model, "one two three four five six") as (_, client, _script):
         reply = await client.responses.create(**asked(max_output_tokens=3))

@@ -192,6 +192,17 @@ async def test_a_tenant_has_only_so_many_streams(strict: Running) -> None:
     assert await everything(strict.inference.Generate(asked("2", tenant="other")))
 
 
+async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address, stream_limits={"frontend_bytes": 700}) as strict:
+        large = asked("large", max_tokens=1)
+        large.token_ids.ids[:] = [300] * 400
+        assert await everything(strict.inference.Generate(large))
+        held = (await strict.metrics())["quire_frontend_stream_bytes"]
+        assert held > 700
+        refused = await refusal(strict.inference.Generate(asked("next", max_tokens=1)))
+    assert f"frontend_bytes=700, its streams have {held:.0f}" in (refused.details() or "")
+
+
 class Clock:
     """Stands still."""
 

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.streams.terms import Terms
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
@@ -154,6 +155,22 @@ async def test_a_response_without_a_stream_is_cancelled_at_any_frontend(pair: Pa
     again = await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
     assert again.json() == done
     await pair.script.until(lambda: not pair.script.num_running)
+
+
+async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of another version may have written it."""
+    name = f"unreadable-{next(NUMBERS)}"
+    response = await begun(pair.a, request_id=name, max_output_tokens=400)
+    await until(pair.a, response["id"], "in_progress")
+    await pair.kill_maker(name)
+    streams = pair.b.frontend.core.streams
+    with monkeypatch.context() as older:
+        older.setitem(streams._remakes, "/v1/responses", lambda kept: ResponsesBody.model_validate_json("[]"))
+        refused = await pair.b.http.get(f"/v1/responses/{response['id']}?stream=true&starting_after=9999")
+        assert "ValidationError" in refused.text
+    assert (await until(pair.b, response["id"], "incomplete"))["usage"]["output_tokens"] == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])

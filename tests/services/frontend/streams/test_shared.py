@@ -179,6 +179,23 @@ async def test_ids_tenants_and_bounds_are_those_of_the_cluster(pair: Pair, folde
         assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from_no_reader(pair: Pair) -> None:
+    begun = pair.a.inference.Generate(asked("twice", max_tokens=200))
+    told = [await begun.read()]
+    pair.script.pause()
+    elsewhere = asyncio.create_task(bare(attach(pair.b, "twice")))
+    async with asyncio.timeout(60):
+        while not any(stream.num_readers for stream in pair.b.frontend.core.streams._found.values()):
+            await asyncio.sleep(0.005)
+    refused = await refusal(pair.b.inference.Generate(asked("twice")))
+    assert refused.code() == grpc.StatusCode.FAILED_PRECONDITION
+    pair.script.resume()
+    async with asyncio.timeout(60):
+        while (message := await begun.read()) is not grpc.aio.EOF:
+            told.append(message)
+        assert tokens(await elsewhere) == tokens(told)
+
+
 async def test_a_stream_goes_on_as_its_key_s_own(folder: Path, server: RedisServer, tmp_path: Path) -> None:
     """With the tenant and the salt of the key that began it; with another key it is not there."""
     keys = tmp_path / "keys.yaml"

@@ -1,0 +1,40 @@
+"""Paths, programs and targets of make that the READMEs name are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+FOLDERS = {str(folder) for name in TRACKED for folder in Path(name).parents}
+THERE = {*TRACKED, *FOLDERS}
+ROOMS = ("services", "shared", "quire", "kernels", "tests", "k8s", "protos")
+NAMED = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w")
+LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+PROGRAM = re.compile(rf"python -m ((?:{'|'.join(ROOMS)})[\w.]*)")
+NO_PATHS = {"quire/block/1", "quire/handshake/1"}  # what is hashed first, which tells hashes apart
+TARGET = re.compile(r"`make ([\w-]+)`")
+
+
+def is_there(path: str) -> bool:
+    """Tests are named without their ending, messages as protoc finds them."""
+    return path in THERE or f"{path}.py" in THERE or f"protos/{path}" in THERE
+
+
+def missing(name: str) -> list[str]:
+    text, folder = (ROOT / name).read_text(), (ROOT / name).parent
+    linked = {str((folder / link).resolve().relative_to(ROOT)) for link in LINKED.findall(text)}
+    beside = str(folder.relative_to(ROOT))
+    named = {path for path in set(NAMED.findall(text)) - NO_PATHS if not is_there(f"{beside}/{path}")}
+    programs = {program.replace(".", "/") for program in PROGRAM.findall(text)}
+    targets = set(TARGET.findall(text)) - set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    return sorted(path for path in linked | named | programs if not is_there(path)) + sorted(targets)
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKED if name.endswith(".md")])
+def test_what_a_page_names_is_there(name: str) -> None:
+    assert missing(name) == []
