@@ -73,7 +73,7 @@ def test_prompts_come_back_from_disk_also_after_a_worker_was_killed(client: Clie
         again, _, cached = say(patient, asked)
         after = settled(patient)
         assert [first, again] == [expected, expected]
-        assert worker_of(patient).host_memory.total < 60 < held.held, "more than host memory has"
+        assert worker_of(patient).host_memory.total < held.held, "more than host memory has"
         assert (after.lost, after.dropped) == (0, 0)
         assert after.fetched > 40
         assert cached > num_prompt_tokens / 2
