@@ -123,7 +123,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
         os.kill(other.process, signal.SIGKILL)
         await asyncio.gather(*begun)
         await doomed.close()
-    assert any(reader.broke for reader in readers), "they were in the middle"
+    assert sum(reader.broke for reader in readers) >= NUM_STREAMS // 2, "they were in the middle"
     client = AsyncClient(with_redis.grpc_address)
     await asyncio.gather(*(reader.go_on(client) for reader in readers))
     later = [replace(reader, deltas=[]) for reader in readers]
