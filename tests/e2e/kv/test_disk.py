@@ -27,7 +27,7 @@ def few(folder: Path) -> dict[str, object]:
     return {
         "num_blocks": 40,
         "block_size": 16,
-        "kv_offloading_size": 0.004,
+        "kv_offloading_size": 0.0036,  # 58 blocks in bfloat16, 29 in float32
         "kv_offloading_disk": str(folder),
         "kv_offloading_disk_size": 0.1,
     }
@@ -73,7 +73,7 @@ def test_prompts_come_back_from_disk_also_after_a_worker_was_killed(client: Clie
         again, _, cached = say(patient, asked)
         after = settled(patient)
         assert [first, again] == [expected, expected]
-        assert worker_of(patient).host_memory.total < held.held, "more than host memory has"
+        assert worker_of(patient).host_memory.total < 60 < held.held, "more than host memory has"
         assert (after.lost, after.dropped) == (0, 0)
         assert after.fetched > 40
         assert cached > num_prompt_tokens / 2
