@@ -41,13 +41,24 @@ def test_ranks_that_have_experts_of_their_own_say_what_one_does(checkpoint: Make
         assert loads(rig) == loads(whole), "every rank counts all of them"
 
 
-@pytest.mark.parametrize("copies", [0, 4])
-@pytest.mark.parametrize("family", MIXTURES)
+def moving(family: str, copies: int, *marks: Any) -> Any:
+    return pytest.param(family, copies, marks=marks, id=f"{family}-{copies}")
+
+
+@pytest.mark.parametrize(
+    ("family", "copies"),
+    [
+        moving("mixtral", 0),
+        moving("gpt-oss", 4),
+        moving("llama4", 4),
+        *(moving(family, 4, pytest.mark.sweep) for family in MIXTURES if family not in ("gpt-oss", "llama4")),
+    ],
+)
 def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: str, copies: int) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     mixed_steps(whole)
-    moving = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}
-    with ranked(made.folder, expert_parallel=True, **moving) as rig:
+    eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}
+    with ranked(made.folder, expert_parallel=True, **eplb) as rig:
         mixed_steps(rig)
         for slot in (0, 2, 5):
             assert rig.tokens(slot) == whole.tokens(slot)
@@ -59,8 +70,8 @@ def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: 
 def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
     """Though experts have moved."""
     made, whole = checkpoint("mixtral"), Rig(checkpoint("mixtral").folder)
-    moving = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
-    with ranked(made.folder, expert_parallel=True, weights_folders=(str(made.folder),), **moving) as rig:
+    eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
+    with ranked(made.folder, expert_parallel=True, weights_folders=(str(made.folder),), **eplb) as rig:
         mixed_steps(rig)
         assert rig.replica._expert_balance.num_moved > 0
         wanted = model_pb2.WeightsIdentity(update=1, version="1", path=str(made.folder))
