@@ -32,6 +32,12 @@ class PackedExperts:
     down_bias: int | None
     owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
 
+    @property
+    def by_expert(self) -> tuple[Tensor, ...]:
+        """As kernels.reference.ExpertsWeight has it: tiles as bytes."""
+        kept = (owner for owner in self.owners if owner is not None)
+        return tuple(owner.view(self.num_experts, -1) for owner in kept)
+
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     code = DTYPES.get(logits.dtype)

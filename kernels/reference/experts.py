@@ -21,6 +21,11 @@ class ExpertsWeight:
     down_bias: torch.Tensor | None  # [num_experts, hidden_size]
     gate: Gate
 
+    @property
+    def by_expert(self) -> tuple[torch.Tensor, ...]:
+        """Memory whose first dimension is the experts: all that an expert is."""
+        return tuple(each for each in (self.gate_up, self.down, self.gate_up_bias, self.down_bias) if each is not None)
+
 
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None

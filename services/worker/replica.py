@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch
 
     from services.worker.models.loading.weights import NewWeights
     from services.worker.orders import Orders
+    from services.worker.ranks.expert_balance import ExpertBalance
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +66,21 @@ class Replica:
         *,
         speculation: Speculation | None = None,
         expert_load: ExpertLoad | None = None,
+        expert_balance: ExpertBalance | None = None,
         cost_model: CostModel | None = None,
         below: Tiers = NOTHING_BELOW,
         pages: Pages | None = None,
         adapters: Adapters | None = None,
         orders: Orders | None = None,
     ) -> None:
-        """`speculation` has the same table; `expert_load`: of a mixture of experts; `below`: for blocks that
-        the device has no room for; `pages`: where other workers can have them; `orders`: carries out what operators
-        want of all that is on the device."""
+        """`speculation` has the same table; `expert_load`: of a mixture of experts; `expert_balance`: of ranks that
+        move them; `below`: for blocks that the device has no room for; `pages`: where other workers can have them;
+        `orders`: carries out what operators want of all that is on the device."""
         self._orders = orders
         self._weights = orders.weights if orders is not None else None
         self.limits = limits
         self._speculation = speculation
-        self._expert_load = expert_load
+        self._expert_load, self._expert_balance = expert_load, expert_balance
         self.cost_model = cost_model
         self.device_name = device_name
         self.adapters = adapters
@@ -106,6 +108,8 @@ class Replica:
         """
         if self._orders is not None and not self._orders.sleeper.is_awake:
             raise PlanViolation("the worker is asleep")
+        if self._expert_balance is not None:
+            self._expert_balance.before(plan.step_id)
         speculation, steady = self._speculation, self._steady
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)

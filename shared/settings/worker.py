@@ -89,6 +89,15 @@ class WorkerSettings(Settings):
     expert_parallel: bool = Field(
         False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
     )
+    enable_eplb: bool = Field(
+        False, description="with --expert-parallel, experts move from rank to rank so that each has as many tokens"
+    )
+    eplb_step_interval: int = Field(
+        3000, ge=1, description="steps of the worker after which their load is looked at again"
+    )
+    num_redundant_experts: int = Field(
+        0, ge=0, description="copies that busy experts of a layer have on other ranks, of all ranks together"
+    )
     custom_all_reduce: bool = Field(
         False,
         description="ranks on GPUs add up few rows with a kernel of our own over peer memory; otherwise with NCCL",

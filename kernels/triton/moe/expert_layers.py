@@ -32,6 +32,11 @@ class StackedExperts:
     down_bias: torch.Tensor | None
     gate: Gate
 
+    @property
+    def by_expert(self) -> tuple[torch.Tensor, ...]:
+        """Memory whose first dimension is the experts: all that an expert is."""
+        return tuple(each for each in (self.gate_up, self.down, self.gate_up_bias, self.down_bias) if each is not None)
+
 
 def prepare_experts(
     gate_up: torch.Tensor,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.attention.port import AttentionSpec
+from services.worker.building import experts
 from services.worker.building.build_encoder import build_encoder
 from services.worker.building.memory import Memory, record_steps, take_memory
 from services.worker.building.model import Loaded, load_model
@@ -114,6 +115,7 @@ def _replica(
             observer=disk_observer,
         ),
         expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
+        expert_balance=experts.balance(settings, model, site.place.shard),
         cost_model=CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize),
         pages=_pages(settings, fitting, memory.caches, layout, drafter),
         adapters=site.place.adapters,

@@ -12,6 +12,7 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.exchanged import Exchanged
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
+from services.worker.building import experts
 from services.worker.building.wanted import Wanted
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv import state_blocks
@@ -20,7 +21,6 @@ from services.worker.limits import Limits
 from services.worker.lora.open_adapters import open_adapters
 from services.worker.ranks.seat import Seat
 from services.worker.runner import batch_invariance
-from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.settings import WorkerSettings
 
@@ -80,14 +80,12 @@ def open_ops(settings: WorkerSettings, device: Device, seat: Seat) -> kernels.Op
 
 
 def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat) -> Placement:
-    if settings.expert_parallel and (seat.width == 1 or wanted.config.experts is None):
-        reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
-        raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
+    num_copies = experts.num_copies(settings, wanted.config, seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
     shard, stage, context = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
-    shard = replace(shard, whole_experts=settings.expert_parallel)
+    shard = replace(shard, whole_experts=settings.expert_parallel, spare_experts=num_copies // seat.width)
     return Placement(
         ops,
         dtype,

@@ -7,7 +7,7 @@ next are cut alike, so that what is between them stays with its rank, and the re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,13 @@ class Collectives(Protocol):
     def least(self, value: int) -> int:
         """Of all ranks' values."""
 
+    def from_first(self, x: Tensor) -> None:
+        """Rank 0's values take the place of the others'."""
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
+        """Tensors to ranks and memory for those from ranks; any two of them name what they exchange in one order. What
+        was received is there for whatever comes next on the device."""
+
 
 class _Alone:
     """Of a rank that has the whole model."""
@@ -56,6 +63,12 @@ class _Alone:
 
     def least(self, value: int) -> int:
         return value
+
+    def from_first(self, x: Tensor) -> None:
+        """They are."""
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
+        """There is no other rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ class Shard:
     size: int = 1
     collectives: Collectives = field(default_factory=_Alone)
     whole_experts: bool = False  # each expert has one rank; otherwise all ranks have a part of each
+    spare_experts: int = 0  # places of each rank for copies of others' experts, by load
 
     @property
     def is_whole(self) -> bool:

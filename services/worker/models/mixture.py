@@ -61,9 +61,9 @@ class MixtureForCausalLM(LlamaForCausalLM):
         sparse = {index: layer.experts for index, layer in here if layer.experts is not None}
         counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
         for experts, row in zip(sparse.values(), counts, strict=True):
-            own = experts.experts.here
-            experts.load = row[own.start : own.stop]
+            experts.load = row
         self.expert_counts = counts, tuple(sparse)
+        self.sparse_layers = tuple(sparse.values())
 
     @property
     def _mixture_layers(self) -> Iterator[MixtureLayer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,12 @@ class Together:
 
     def from_first(self, x: Tensor) -> None:
         distributed.broadcast(x, group=self._group, group_src=0)
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
+        wanted = [(distributed.isend, *each) for each in sent] + [(distributed.irecv, *each) for each in received]
+        works = [distributed.P2POp(do, tensor, group=self._group, group_peer=rank) for do, tensor, rank in wanted]
+        for work in distributed.batch_isend_irecv(works) if works else ():
+            work.wait()
 
     def least(self, value: int) -> int:
         shared = torch.tensor(value, dtype=torch.int64, device=self._device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from services.worker.layers.feed_forward.expert_places import ExpertPlaces
 from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.sharding import portion, shifted
@@ -35,6 +36,7 @@ class Experts:
         self._ops = place.ops
         self._total = config.intermediate_size
         self._num_experts, self._whole = config.num_experts, place.shard.whole_experts
+        self._spare = place.shard.spare_experts
         self.here, self._features = place.shard.experts(config.num_experts, self._total)
         count, size = len(self.here), len(self._features)
         self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
@@ -107,8 +109,16 @@ class Experts:
         return f"{one}.{names.gate}", f"{one}.{names.up}", f"{one}.{names.down}"
 
     def finish(self) -> None:
-        self.packed = self._ops.prepare_experts(self._gate_up, self._down, gate=self._gate)
+        self._pack(self._gate_up, self._down)
         del self._gate_up, self._down
+
+    def _pack(self, *weights: Tensor) -> None:
+        """And room for copies of others' experts."""
+        if self._spare:
+            import torch  # here: families are also read where there is none
+
+            weights = tuple(torch.cat((each, each.new_zeros(self._spare, *each.shape[1:]))) for each in weights)
+        self.packed = self._ops.prepare_experts(*weights, gate=self._gate)
 
 
 class ChoiceBias:
@@ -156,6 +166,8 @@ class SparseMLP:
             self._shared = MLP(shared_name, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
+        # Of ranks that have whole experts.
+        self.places = ExpertPlaces(config.num_experts, place.shard, place.device) if place.shard.whole_experts else None
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None
 
@@ -188,8 +200,8 @@ class SparseMLP:
         ids, weights = self._ops.route(self.router(x), self._routing, bias)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
-        packed = self.experts.packed
-        made: Tensor = self._ops.experts(x, self._here(ids), weights, packed, shared, gate, self.load, self._added)
+        ids, load = self._here(ids)
+        made: Tensor = self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, load, self._added)
         return self._shard.collectives.add_up(made)
 
     @property
@@ -197,12 +209,15 @@ class SparseMLP:
         """What adapters add to the experts in the step that is computed now."""
         return None if self.experts.adapters is None else self.experts.adapters.added
 
-    def _here(self, ids: Tensor) -> Tensor:
-        """As this rank numbers its experts; -1 for those of others, who add what these make."""
-        if not self._shard.whole_experts:
-            return ids
-        here = self.experts.here
-        return (ids - here.start).masked_fill_((ids < here.start) | (ids >= here.stop), -1)
+    def _here(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As this rank numbers its experts, -1 for those of others, who add what these make; and what still has to be
+        counted: where experts are whole, every rank has counted those of all."""
+        if self.places is None:
+            return ids, self.load
+        if self.load is not None:
+            chosen = ids.flatten().long()
+            self.load.scatter_add_(0, chosen, chosen.new_ones(()).expand_as(chosen))
+        return self.places.of(ids), None
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that. The

@@ -63,7 +63,7 @@ class InterleavedExperts(Experts):
         bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
         if self._shard.rank and not self._whole:
             self._down_bias.zero_()  # it is added once
-        self.packed = self._ops.prepare_experts(gate_up, down, bias, self._down_bias, self._gate)
+        self._pack(gate_up, down, bias, self._down_bias)
         del self._gate_up, self._down, self._gate_up_bias, self._down_bias
 
 

@@ -108,8 +108,9 @@ class Llama4MLP(SparseMLP):
         assert self._shared is not None
         ids, weights = self._ops.route(self.router(x), self._routing)
         packed, alike = self.experts.packed, torch.ones_like(weights)
+        ids, load = self._here(ids)
         made: Tensor = self._ops.experts(
-            x * weights.to(x.dtype), self._here(ids), alike, packed, self._shared(x), None, self.load, self._added
+            x * weights.to(x.dtype), ids, alike, packed, self._shared(x), None, load, self._added
         )
         return self._shard.collectives.add_up(made)
 

@@ -17,9 +17,9 @@ from services.worker.layers.sharding import Shard
 from services.worker.ranks import seat
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.seat import Seat
 from services.worker.ranks.start import build_part
 from shared.errors import InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.layers.quantization import layouts
@@ -77,6 +77,13 @@ class RankedRig(Rig):
 
     def execute(self, plan: Any) -> Any:
         return self.finish(self.launch(plan))
+
+    @torch.inference_mode()
+    def obey(self, order: pb.DeviceOrder) -> None:
+        """Every rank; no step is under way."""
+        ticket = self._group.order(order)
+        self.replica.obey(order)
+        assert not self._group.settle(ticket)
 
     @torch.inference_mode()
     def launch(self, plan: Any) -> Flight:
@@ -137,43 +144,6 @@ def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
         for slot in (0, 2, 5):
             assert rig.tokens(slot) == whole.tokens(slot)
             assert error(rig, made, slot) < MAX_ERROR
-
-
-# An expert of each kind of checkpoint: a tensor for each, one for all, biases, bytes, groups, a shared one.
-MIXTURES = ("mixtral", "qwen3-moe-tied", "qwen2-moe", "granite-moe", "gpt-oss", "deepseek-v3", "llama4")
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_ranks_that_have_experts_of_their_own_say_what_one_does(checkpoint: Make, family: str) -> None:
-    made, whole = checkpoint(family), Rig(checkpoint(family).folder)
-    mixed_steps(whole)
-    with ranked(made.folder, expert_parallel=True) as rig:
-        half = [count // 2 for count in _experts_held(whole)]
-        assert _experts_held(rig) == half
-        mixed_steps(rig)
-        for slot in (0, 2, 5):
-            assert rig.tokens(slot) == whole.tokens(slot)
-            assert error(rig, made, slot) < MAX_ERROR
-
-
-def _experts_held(rig: Rig) -> list[int]:
-    """By layer, those that have had tokens or could have."""
-    layers = rig.replica._runner._model.layers
-    return [len(layer.experts.load) for layer in layers if layer.experts is not None]
-
-
-def test_experts_are_not_shared_out_where_there_are_none_or_nobody_else(checkpoint: Make) -> None:
-    with pytest.raises(InvalidArgument, match="expert_parallel: one rank has all experts"):
-        Rig(checkpoint("mixtral").folder, expert_parallel=True)
-    with pytest.raises(InvalidArgument, match="expert_parallel: this model has no experts"):
-        Rig(checkpoint("llama").folder, seat=Seat(0, 2), tensor_parallel_size=2, expert_parallel=True)
-
-
-def test_experts_go_to_ranks_whole_or_in_part() -> None:
-    assert Shard(1, 2).experts(6, 88) == (range(6), range(44, 88))
-    assert Shard(1, 2, whole_experts=True).experts(6, 88) == (range(3, 6), range(88))
-    with pytest.raises(InvalidArgument, match="2 ranks do not divide the experts, 5"):
-        Shard(1, 2, whole_experts=True).experts(5, 88)
 
 
 def test_four_ranks_read_two_keys(tmp_path: Path) -> None:

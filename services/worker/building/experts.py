@@ -1,0 +1,49 @@
+"""How the experts of a mixture are shared out among ranks."""
+
+from __future__ import annotations
+
+from services.worker.layers.sharding import Shard
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.mixture import MixtureForCausalLM
+from services.worker.ranks.expert_balance import ExpertBalance
+from services.worker.ranks.seat import Seat
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+
+def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> int:
+    """Of a layer's busy experts, on all ranks together. Raises InvalidArgument for what cannot be shared out so."""
+    if settings.expert_parallel and (seat.width == 1 or config.experts is None):
+        reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
+        raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
+    if settings.enable_eplb:
+        _check_moving(settings)
+    elif settings.num_redundant_experts:
+        reason = "copies are placed by load, with enable_eplb"
+        raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
+    if settings.num_redundant_experts % seat.width:
+        reason = f"{seat.width} ranks do not divide {settings.num_redundant_experts}"
+        raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
+    return settings.num_redundant_experts
+
+
+def _check_moving(settings: WorkerSettings) -> None:
+    reason = (
+        "without expert_parallel every rank has a part of each expert"
+        if not settings.expert_parallel
+        else "what adapters add to experts stays with their ranks"
+        if settings.lora or settings.lora_folders
+        else "the order of sums would depend on the load (batch_invariant)"
+        if settings.batch_invariant
+        else ""
+    )
+    if reason:
+        raise InvalidArgument(f"enable_eplb: {reason}", field="enable_eplb")
+
+
+def balance(settings: WorkerSettings, model: CausalLM, shard: Shard) -> ExpertBalance | None:
+    """Of ranks that move their experts."""
+    if not settings.enable_eplb or not isinstance(model, MixtureForCausalLM) or model.expert_counts is None:
+        return None
+    return ExpertBalance(model.sparse_layers, model.expert_counts[0], shard, settings.eplb_step_interval)
