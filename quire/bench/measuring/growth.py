@@ -1,0 +1,83 @@
+"""What a process holds, look by look, and what of it grows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.bench.measuring.trend import GROWS, Slope, slope
+from quire.bench.report import Row
+
+MIB = 2**20
+HOUR_S = 3600.0
+SETTLED = 0.3  # of the time: caches fill, pools grow to their size; growth is measured behind that
+MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memory is called flat
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """At one process."""
+
+    at_s: float
+    rss: int  # bytes
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int, at_s: float) -> Look | None:
+        """None if it is gone."""
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        except (OSError, IndexError):
+            return None
+        return cls(at_s, pages * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
+
+
+def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
+    """At both ends of its settled time, and slopes an hour with what is sure of them; empty if it did not live long
+    enough. `seconds`: that the load lasted, in which there were `calls`."""
+    settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
+    memory = slope([(look.at_s, look.rss) for look in settled])
+    descriptors = slope([(look.at_s, look.descriptors) for look in settled])
+    threads = slope([(look.at_s, look.threads) for look in settled])
+    if memory is None or descriptors is None or threads is None:
+        return {}
+    first, last, by_call = settled[0], settled[-1], memory.times(seconds / max(1, calls))
+    return {
+        "rss_mib": first.rss / MIB,
+        "rss_end_mib": last.rss / MIB,
+        **_by_hour("rss_mib", memory.times(1 / MIB)),
+        "bytes_call_low": by_call.low,
+        "bytes_call_high": by_call.high,
+        "rss": by_call.verdict(MOST_BYTES_A_CALL),
+        "fds": first.descriptors,
+        "fds_end": last.descriptors,
+        "fds_h": descriptors.value * HOUR_S,
+        "threads": first.threads,
+        "threads_end": last.threads,
+        "threads_h": threads.value * HOUR_S,
+        **_grown({"rss": memory, "fds": descriptors, "threads": threads}),
+    }
+
+
+def of_blocks(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
+    """Those that nobody owned: the most at a look, and the slope; a leak of blocks shows before the load has ended."""
+    looks = [look for look in looks if look[0] >= SETTLED * seconds]
+    unowned = slope(looks)
+    if unowned is None:
+        return {}
+    most = max(blocks for _, blocks in looks)
+    return {"unowned_most": most, "unowned_h": unowned.value * HOUR_S, **_grown({"unowned": unowned})}
+
+
+def _by_hour(name: str, of: Slope) -> Row:
+    of = of.times(HOUR_S)
+    return {f"{name}_h": of.value, f"{name}_h_low": of.low, f"{name}_h_high": of.high}
+
+
+def _grown(slopes: dict[str, Slope]) -> Row:
+    """What certainly grows, by name."""
+    return {"grows": " ".join(name for name, of in slopes.items() if of.verdict(0) == GROWS)}
