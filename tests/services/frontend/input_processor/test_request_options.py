@@ -86,10 +86,10 @@ async def test_a_deadline_over_http_is_told_and_kept(folder: Path, stream: bool)
         late = await frontend.http.post(
             "/v1/completions",
             json={**BODY, "stream": stream},
-            headers={"x-request-timeout": "0.3", "x-request-id": "mine"},
+            headers={"x-request-timeout": "2", "x-request-id": "mine"},
         )
         await script.until(lambda: script.cancellations)
-        assert 200 < script.submissions[0].timeout_ms <= 300
+        assert 1000 < script.submissions[0].timeout_ms <= 2000
         assert [why for _, why in script.cancellations] == [finish_pb2.FINISH_REASON_DEADLINE]
     assert (late.status_code, late.headers["x-request-id"]) == (504, "mine")
     error = {"message": "the deadline passed", "type": "DeadlineExceededError", "param": None, "code": 504}

@@ -1,6 +1,6 @@
 """Ten times what fits: how fast a frontend says no, and what those it took in notice of it.
 
-    python -m tests.services.frontend.load.overload [--seconds 5] [--times 10] [--edge http|grpc]
+    python -m tests.services.frontend.load.overload [--seconds 5] [--times 10] [--edge http|grpc] [--step-ms 10]
 
 The frontend is a process of its own; the scripted scheduler and the clients share this one. Clients come at fixed
 times, whether the others have been answered or not. Latencies are the clients': from sending to the refusal, or to the
@@ -31,8 +31,6 @@ from tests.services.frontend.tiny_folder import write_folder
 
 PLACES = 16
 TOKENS = 20
-STEP_S = 0.01
-CAPACITY = PLACES / (TOKENS * STEP_S)  # requests a second
 PROMPT = "hello world " * 40
 
 
@@ -132,9 +130,10 @@ async def offer(ask: Callable[[Seen], Awaitable[None]], rate: float, seconds: fl
     return seen
 
 
-async def measure(folder: Path, edge: str, times: float, seconds: float) -> tuple[Seen, Seen]:
-    """(at half of what fits, at `times` as much as fits)"""
-    script = ScriptedScheduler(lambda _: 65, step_s=STEP_S)
+async def measure(folder: Path, edge: str, times: float, seconds: float, step_s: float) -> tuple[Seen, Seen]:
+    """(at half of what fits, at `times` as much as fits), where a token takes `step_s`"""
+    fitting = PLACES / (TOKENS * step_s)  # requests a second
+    script = ScriptedScheduler(lambda _: 65, step_s=step_s)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(scheduler(script))
         settings = {"max_inflight_requests": PLACES, "retry_after_ms": 1500}
@@ -142,9 +141,9 @@ async def measure(folder: Path, edge: str, times: float, seconds: float) -> tupl
         await script.until(lambda: script.sessions)
         clients = EDGES[edge](where[edge])
         stack.push_async_callback(clients.close)
-        await offer(clients.ask, CAPACITY / 2, 0.5)
-        calm = await offer(clients.ask, CAPACITY / 2, seconds)
-        return calm, await offer(clients.ask, CAPACITY * times, seconds)
+        await offer(clients.ask, fitting / 2, 0.5)
+        calm = await offer(clients.ask, fitting / 2, seconds)
+        return calm, await offer(clients.ask, fitting * times, seconds)
 
 
 def main() -> None:
@@ -152,10 +151,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--times", type=float, default=10)
     parser.add_argument("--edge", choices=EDGES, default="http")
+    parser.add_argument("--step-ms", type=float, default=10)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_folder(Path(scratch) / "tiny")
-        calm, crowded = uvloop.run(measure(folder, asked.edge, asked.times, asked.seconds))
+        calm, crowded = uvloop.run(measure(folder, asked.edge, asked.times, asked.seconds, asked.step_ms / 1e3))
     print(f"{asked.edge} at half of what fits: {calm.line()}")
     print(f"{asked.edge} at {asked.times:g} times what fits: {crowded.line()}")
 
