@@ -90,9 +90,8 @@ class Telling(ServiceSpec):
     """Announces its environment and ends."""
 
     def command(self) -> list[str]:
-        tell = (
-            f"import os; print('quire-{self.role} ready', 'id={self.id}', 'http=' + os.environ['{allocator.VARIABLE}'])"
-        )
+        told = f"'id={self.id}', 'http=' + os.environ['{allocator.VARIABLE}']"
+        tell = f"import os; print('quire-{self.role} ready', {told})"
         return [sys.executable, "-c", tell]
 
 
