@@ -12,7 +12,7 @@ from quire.bench.report import Row
 
 MIB = 2**20
 HOUR_S = 3600.0
-SETTLED = 0.3  # of the time: caches fill, pools grow to their size; growth is measured behind that
+SETTLED = 0.5  # of the time: caches fill, pools grow to their size; growth is measured behind that
 MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memory is called flat
 
 
@@ -21,7 +21,7 @@ class Look:
     """At one process."""
 
     at_s: float
-    rss: int  # bytes
+    memory: int  # bytes that are its own: what it has mapped of files comes and goes as the machine has room
     descriptors: int
     threads: int
 
@@ -29,37 +29,37 @@ class Look:
     def of(cls, pid: int, at_s: float) -> Look | None:
         """None if it is gone."""
         try:
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
             descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-        except (OSError, IndexError):
+        except (OSError, ValueError):
             return None
-        return cls(at_s, pages * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
+        return cls(at_s, (resident - shared) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
 
 
 def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
     """At both ends of its settled time, and slopes an hour with what is sure of them; empty if it did not live long
     enough. `seconds`: that the load lasted, in which there were `calls`."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
-    memory = slope([(look.at_s, look.rss) for look in settled])
+    memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])
     if memory is None or descriptors is None or threads is None:
         return {}
     first, last, by_call = settled[0], settled[-1], memory.times(seconds / max(1, calls))
     return {
-        "rss_mib": first.rss / MIB,
-        "rss_end_mib": last.rss / MIB,
-        **_by_hour("rss_mib", memory.times(1 / MIB)),
+        "mem_mib": first.memory / MIB,
+        "mem_end_mib": last.memory / MIB,
+        **_by_hour("mem_mib", memory.times(1 / MIB)),
         "bytes_call_low": by_call.low,
         "bytes_call_high": by_call.high,
-        "rss": by_call.verdict(MOST_BYTES_A_CALL),
+        "mem": by_call.verdict(MOST_BYTES_A_CALL),
         "fds": first.descriptors,
         "fds_end": last.descriptors,
         "fds_h": descriptors.value * HOUR_S,
         "threads": first.threads,
         "threads_end": last.threads,
         "threads_h": threads.value * HOUR_S,
-        **_grown({"rss": memory, "fds": descriptors, "threads": threads}),
+        **_grown({"mem": memory, "fds": descriptors, "threads": threads}),
     }
 
 

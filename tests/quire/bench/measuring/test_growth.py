@@ -21,34 +21,34 @@ def looks(bytes_a_second: float = 0.0, descriptors_a_second: int = 0, begin_s: i
 
 def test_a_leak_has_a_slope_and_a_name() -> None:
     row = growth.of_process(looks(MIB, 1), 100, 1000)
-    assert (row["rss_mib"], row["rss_end_mib"]) == (130, 199)
-    assert row["rss_mib_h"] == row["rss_mib_h_low"] == row["rss_mib_h_high"] == pytest.approx(3600)
+    assert (row["mem_mib"], row["mem_end_mib"]) == (150, 199)
+    assert row["mem_mib_h"] == row["mem_mib_h_low"] == row["mem_mib_h_high"] == pytest.approx(3600)
     assert row["bytes_call_low"] == row["bytes_call_high"] == pytest.approx(MIB / 10)
     assert row["fds_h"] == pytest.approx(3600)
-    assert (row["rss"], row["grows"]) == ("grows", "rss fds")
+    assert (row["mem"], row["grows"]) == ("grows", "mem fds")
 
 
 def test_what_stays_is_flat_and_nothing_grows() -> None:
     row = growth.of_process(looks(), 100, 1000)
-    assert (row["rss"], row["rss_mib_h"], row["bytes_call_high"], row["threads_h"]) == ("flat", 0, 0, 0)
+    assert (row["mem"], row["mem_mib_h"], row["bytes_call_high"], row["threads_h"]) == ("flat", 0, 0, 0)
     assert row["grows"] == ""
 
 
 def test_memory_that_goes_up_and_down_by_more_than_the_bound_is_not_called_flat() -> None:
     draw = random.Random(1)
-    swing = [Look(look.at_s, look.rss + draw.randrange(MIB), 50, 7) for look in looks()]
+    swing = [Look(look.at_s, look.memory + draw.randrange(MIB), 50, 7) for look in looks()]
     few, many = (growth.of_process(swing, 100, calls) for calls in (100, 1_000_000))
     assert few["bytes_call_high"] > MOST_BYTES_A_CALL
-    assert (few["rss"], few["grows"]) == ("unclear", "")
-    assert many["rss"] == "flat", "the same swing, of so many calls that none can have left much"
+    assert (few["mem"], few["grows"]) == ("unclear", "")
+    assert many["mem"] == "flat", "the same swing, of so many calls that none can have left much"
 
 
 def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
     """It was started in the middle of the load, and takes its memory for a while."""
     late = looks(begin_s=40)
-    filling = [Look(look.at_s, look.rss - (MIB if look.at_s < 60 else 0), 50, 7) for look in late]
+    filling = [Look(look.at_s, look.memory - (MIB if look.at_s < 60 else 0), 50, 7) for look in late]
     row = growth.of_process(filling, 100, 1000)
-    assert row["rss_mib"] == row["rss_end_mib"] == 100
+    assert row["mem_mib"] == row["mem_end_mib"] == 100
     assert growth.of_process(looks(begin_s=80), 100, 1000) == {}, "it did not live long enough"
 
 
@@ -71,6 +71,6 @@ def test_a_look_at_this_process() -> None:
     end.set()
     thread.join()
     assert after is not None
-    assert after.rss > MIB
+    assert after.memory > MIB
     assert (after.descriptors, after.threads) == (before.descriptors + 1, before.threads + 1)
     assert Look.of(2**22 + 1, 1.0) is None, "no process has such a number"

@@ -20,4 +20,4 @@ def test_every_kind_of_call_is_made_workers_are_killed_and_no_block_is_left(caps
     kinds = {name.removeprefix("calls: ") for name in rows if name.startswith("calls: ")}
     assert kinds == {"stream", "samples", "constrained", "cancelled", "broken off", "refused"}
     assert {"frontend-0", "scheduler-0", "worker-0"} <= set(rows)
-    assert rows["frontend-0"]["rss_mib"] > 10
+    assert rows["frontend-0"]["mem_mib"] > 10
