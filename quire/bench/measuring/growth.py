@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.bench.measuring.trend import GROWS, Slope, slope
+from quire.bench.measuring.trend import GROWS, UNCLEAR, Slope, slope
 from quire.bench.report import Row
 
 MIB = 2**20
 HOUR_S = 3600.0
 SETTLED = 0.5  # of the time: caches fill, pools grow to their size; growth is measured behind that
+SHORTEST_S = 600.0  # of settled time: in less, what still fills would be called growth
 MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memory is called flat
 
 
@@ -37,8 +38,8 @@ class Look:
 
 
 def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
-    """At both ends of its settled time, and slopes an hour with what is sure of them; empty if it did not live long
-    enough. `seconds`: that the load lasted, in which there were `calls`."""
+    """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
+    not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
@@ -52,14 +53,14 @@ def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
         **_by_hour("mem_mib", memory.times(1 / MIB)),
         "bytes_call_low": by_call.low,
         "bytes_call_high": by_call.high,
-        "mem": by_call.verdict(MOST_BYTES_A_CALL),
+        "mem": by_call.verdict(MOST_BYTES_A_CALL) if _is_judged(seconds) else UNCLEAR,
         "fds": first.descriptors,
         "fds_end": last.descriptors,
         "fds_h": descriptors.value * HOUR_S,
         "threads": first.threads,
         "threads_end": last.threads,
         "threads_h": threads.value * HOUR_S,
-        **_grown({"mem": memory, "fds": descriptors, "threads": threads}),
+        **_grown(seconds, {"mem": memory, "fds": descriptors, "threads": threads}),
     }
 
 
@@ -70,7 +71,7 @@ def of_blocks(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
     if unowned is None:
         return {}
     most = max(blocks for _, blocks in looks)
-    return {"unowned_most": most, "unowned_h": unowned.value * HOUR_S, **_grown({"unowned": unowned})}
+    return {"unowned_most": most, "unowned_h": unowned.value * HOUR_S, **_grown(seconds, {"unowned": unowned})}
 
 
 def _by_hour(name: str, of: Slope) -> Row:
@@ -78,6 +79,11 @@ def _by_hour(name: str, of: Slope) -> Row:
     return {f"{name}_h": of.value, f"{name}_h_low": of.low, f"{name}_h_high": of.high}
 
 
-def _grown(slopes: dict[str, Slope]) -> Row:
+def _is_judged(seconds: float) -> bool:
+    return (1 - SETTLED) * seconds >= SHORTEST_S
+
+
+def _grown(seconds: float, slopes: dict[str, Slope]) -> Row:
     """What certainly grows, by name."""
-    return {"grows": " ".join(name for name, of in slopes.items() if of.verdict(0) == GROWS)}
+    grown = [name for name, of in slopes.items() if of.verdict(0) == GROWS]
+    return {"grows": " ".join(grown) if _is_judged(seconds) else ""}
