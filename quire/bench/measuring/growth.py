@@ -41,24 +41,33 @@ def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
     """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
     not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
+    if not settled:
+        return {}
+    first, last = settled[0], settled[-1]
+    ends = {
+        "mem_mib": first.memory / MIB,
+        "mem_end_mib": last.memory / MIB,
+        "fds": first.descriptors,
+        "fds_end": last.descriptors,
+        "threads": first.threads,
+        "threads_end": last.threads,
+    }
+    return {**ends, **_slopes(settled, seconds, calls)}
+
+
+def _slopes(settled: Sequence[Look], seconds: float, calls: int) -> Row:
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])
     if memory is None or descriptors is None or threads is None:
         return {}
-    first, last, by_call = settled[0], settled[-1], memory.times(seconds / max(1, calls))
+    by_call = memory.times(seconds / max(1, calls))
     return {
-        "mem_mib": first.memory / MIB,
-        "mem_end_mib": last.memory / MIB,
         **_by_hour("mem_mib", memory.times(1 / MIB)),
         "bytes_call_low": by_call.low,
         "bytes_call_high": by_call.high,
         "mem": by_call.verdict(MOST_BYTES_A_CALL) if _is_judged(seconds) else UNCLEAR,
-        "fds": first.descriptors,
-        "fds_end": last.descriptors,
         "fds_h": descriptors.value * HOUR_S,
-        "threads": first.threads,
-        "threads_end": last.threads,
         "threads_h": threads.value * HOUR_S,
         **_grown(seconds, {"mem": memory, "fds": descriptors, "threads": threads}),
     }
@@ -66,11 +75,13 @@ def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
 
 def of_blocks(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
     """Those that nobody owned: the most at a look, and the slope; a leak of blocks shows before the load has ended."""
-    looks = [look for look in looks if look[0] >= SETTLED * seconds]
-    unowned = slope(looks)
-    if unowned is None:
+    settled = [look for look in looks if look[0] >= SETTLED * seconds]
+    if not settled:
         return {}
-    most = max(blocks for _, blocks in looks)
+    most = max(blocks for _, blocks in settled)
+    unowned = slope(settled)
+    if unowned is None:
+        return {"unowned_most": most}
     return {"unowned_most": most, "unowned_h": unowned.value * HOUR_S, **_grown(seconds, {"unowned": unowned})}
 
 

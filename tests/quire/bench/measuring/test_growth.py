@@ -51,6 +51,8 @@ def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
     filling = [Look(look.at_s, look.memory - (MIB if look.at_s < 720 else 0), 50, 7) for look in late]
     row = growth.of_process(filling, SECONDS, 1000)
     assert row["mem_mib"] == row["mem_end_mib"] == 100
+    few = growth.of_process(late[:52], SECONDS, 1000)
+    assert (few["mem_end_mib"], few.get("mem_mib_h")) == (pytest.approx(100), None), "too few looks for a slope"
     assert growth.of_process(looks(begin_s=960), SECONDS, 1000) == {}, "it did not live long enough"
 
 
@@ -67,7 +69,8 @@ def test_blocks_that_nobody_owns_show_while_the_load_goes_on() -> None:
     assert row["unowned_most"] == 2 * SECONDS - 2
     assert row["unowned_h"] == pytest.approx(7200)
     assert row["grows"] == "unowned"
-    assert growth.of_blocks([(SECONDS / 2, 3)], SECONDS) == {}, "too few looks for a slope"
+    assert growth.of_blocks([(SECONDS / 2, 3)], SECONDS) == {"unowned_most": 3}, "too few looks for a slope"
+    assert growth.of_blocks([(0.0, 3)], SECONDS) == {}
 
 
 def test_a_look_at_this_process() -> None:
