@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from quire import interrupts  # noqa: F401  # first: until then Ctrl-C prints what is being imported
+
+# isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 

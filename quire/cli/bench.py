@@ -42,4 +42,4 @@ def run(arguments: argparse.Namespace) -> int:
     machine.describe()  # now, while the load is that of others
     rows = list(module.measure(arguments))
     report.deliver(arguments, rows)
-    return 1 if any(row.get("errors") for row in rows) else 0
+    return 1 if any(row.get("errors") or row.get("grows") for row in rows) else 0

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from quire import interrupts
+
 if TYPE_CHECKING:
     from argparse import Namespace
 
-# What is imported here is imported before main() can take care of Ctrl-C; everything else comes later.
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 # name -> (module, what it is for). Modules are imported only when asked for.
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        interrupts.end_quietly()  # what is left is Python's own end
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -68,9 +71,8 @@ def _run(arguments: Sequence[str]) -> int:
 def _ended_by_interrupts() -> Iterator[None]:
     """While modules are imported nothing is lost yet, and a KeyboardInterrupt could come out of them as anything: a
     RuntimeError where a class names its members, an ImportError of a compiled module."""
-    raises = threading.current_thread() is threading.main_thread() and (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
+    known = (signal.default_int_handler, signal.SIG_DFL) if interrupts.IS_COMMAND else (signal.default_int_handler,)
+    raises = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in known
     if raises:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from quire.cluster.options import RedisSpec, Spec
 from quire.cluster.restarts import Restarts
+from shared.process import allocator
 from shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +52,8 @@ class ServiceProcess:
         return self._process.poll() if self._process is not None else None
 
     def start(self) -> None:
-        environment = {**os.environ, **self.spec.environment(), PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
+        own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
+        environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
         self._process = subprocess.Popen(
             self.spec.command(),
             stdin=subprocess.PIPE,

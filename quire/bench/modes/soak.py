@@ -2,8 +2,8 @@
 
 Streams that are read to their end, several samples, constrained answers, cancelled calls, connections that break off,
 requests that are refused; now and then a worker is killed. A row for each process that lived long enough: memory,
-descriptors and threads at its settled beginning and at the end, and their slope between; and the KV blocks that no
-sequence owned, while all this went on and at its end.
+descriptors and threads at its settled beginning and at the end, their slopes between and how sure those are; and the KV
+blocks that no sequence owned, while all this went on and at its end.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import signal
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +24,7 @@ import grpc
 
 from quire.async_client import AsyncClient
 from quire.bench import target
+from quire.bench.measuring import growth
 from quire.bench.report import Row, progress
 from quire.bench.workload import shapes
 from quire.cli.flags import human_int
@@ -34,10 +33,7 @@ from quire.metrics import Gauge, parse
 from quire.params import SamplingParams, StructuredOutput
 from shared.errors import Internal, InvalidArgument, QuireError
 
-MIB = 2**20
-SETTLED = 0.3  # of the time: caches fill, pools grow to their size; growth is measured behind that
-LOOKS = 60  # at the processes, in all; at most one a second
-FEWEST_LOOKS = 5  # for a slope
+LOOKS = 360  # at the processes, in all; at most one a second
 LOOKS_AGAIN = 3  # at blocks that seem to be nobody's
 LONGEST_PATIENCE_S = 0.2  # of a client that cancels
 UNOWNED = "quire_scheduler_blocks_unowned"
@@ -48,30 +44,10 @@ REGEX = r"[a-z]{3,12} [0-9]{1,4}"
 
 
 @dataclass(slots=True)
-class Look:
-    """At one process."""
-
-    at_s: float
-    rss: int  # bytes
-    descriptors: int
-    threads: int
-
-    @classmethod
-    def of(cls, pid: int, at_s: float) -> Look | None:
-        """None if it is gone."""
-        try:
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-        except (OSError, IndexError):
-            return None
-        return cls(at_s, pages * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
-
-
-@dataclass(slots=True)
 class Record:
     """Of a run."""
 
-    looks: dict[tuple[str, int], list[Look]] = field(default_factory=dict)  # by service and process id
+    looks: dict[tuple[str, int], list[growth.Look]] = field(default_factory=dict)  # by service and process id
     done: Counter[str] = field(default_factory=Counter)  # calls by kind
     errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
     kills: int = 0
@@ -94,50 +70,23 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
             record = asyncio.run(_soak(cluster, arguments))
             unowned = asyncio.run(_unowned_when_idle(cluster))
     seconds = 60 * arguments.minutes
+    calls = sum(record.done.values())
     for (service, pid), looks in sorted(record.looks.items()):
-        settled = [look for look in looks if look.at_s >= SETTLED * seconds]
-        if len(settled) >= FEWEST_LOOKS:
-            yield {"service": service, "pid": pid, **growth(settled)}
+        grown = growth.of_process(looks, seconds, calls)
+        if grown:
+            yield {"service": service, "pid": pid, **grown}
     yield {
         "service": "all",
-        "calls": sum(record.done.values()),
+        "calls": calls,
         "errors": sum(record.errors.values()),
         "kills": record.kills,
         "unowned_blocks": unowned,
-        **unowned_meanwhile([look for look in record.unowned if look[0] >= SETTLED * seconds]),
+        **growth.of_blocks(record.unowned, seconds),
     }
     for kind, count in sorted(record.done.items()):
         yield {"service": f"calls: {kind}", "calls": count}
     for text, count in sorted(record.errors.items()):
         yield {"service": f"error: {text}", "errors": count}
-
-
-def growth(looks: list[Look]) -> Row:
-    """At both ends, and the slopes of straight lines through all looks, an hour."""
-    first, last = looks[0], looks[-1]
-    return {
-        "rss_mib": first.rss / MIB,
-        "rss_end_mib": last.rss / MIB,
-        "rss_mib_h": _slope([(look.at_s, look.rss / MIB) for look in looks]),
-        "fds": first.descriptors,
-        "fds_end": last.descriptors,
-        "fds_h": _slope([(look.at_s, look.descriptors) for look in looks]),
-        "threads": first.threads,
-        "threads_end": last.threads,
-        "threads_h": _slope([(look.at_s, look.threads) for look in looks]),
-    }
-
-
-def unowned_meanwhile(looks: list[tuple[float, int]]) -> Row:
-    """The most at a look, and the slope; a leak of blocks shows before the load has ended."""
-    if len(looks) < FEWEST_LOOKS:
-        return {}
-    return {"unowned_most": max(blocks for _, blocks in looks), "unowned_h": _slope(looks)}
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """An hour, of points at seconds."""
-    return 3600 * statistics.linear_regression([at for at, _ in points], [value for _, value in points]).slope
 
 
 async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
@@ -158,7 +107,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
 async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
     while (at_s := time.monotonic() - begin_s) < seconds:
         for process in cluster.processes:
-            look = Look.of(process.pid, at_s) if process.pid else None
+            look = growth.Look.of(process.pid, at_s) if process.pid else None
             if look is not None and process.ready.is_set():
                 record.looks.setdefault((process.spec.id, process.pid or 0), []).append(look)
         record.unowned.append((at_s, await _unowned_now(cluster)))

@@ -12,6 +12,7 @@ from services.frontend.bounds.room import Room
 from services.frontend.calls.admission import Admission
 from services.frontend.calls.calls import Calls
 from services.frontend.grpc_edge.bounded_messages import BoundedMessages
+from services.frontend.grpc_edge.door import GrpcDoor
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.connections import Connections, descriptors
@@ -38,6 +39,7 @@ class Door:
         self._traces = open_traces(settings)
         self.calls = Calls(self.admission, access, metrics.calls, self._traces)
         self.refused = Refusals(metrics, self.calls, REQUESTS)
+        self.grpc = GrpcDoor(self.admission, self.refused)
         self.messages = BoundedMessages(self.limits, self._large, self.calls, metrics)
         self.bodies = BodyBounds(self.limits, self._large)
 

@@ -23,7 +23,7 @@ class GrpcPort:
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[CallGuard(door.access.check, door.refused), door.messages],
+            interceptors=[CallGuard(door.access.check, door.refused), door.grpc, door.messages],
             tls=settings.client_tls,
             tls_setting="client_tls",
             more_options=connections.options(door.connections),

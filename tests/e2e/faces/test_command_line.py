@@ -180,45 +180,6 @@ def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_pa
     assert seen.count("\n") == 1, seen
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_start_can_be_interrupted_at_any_moment_without_a_word_too_many(number: signal.Signals) -> None:
-    """From main() on, before which hardly anything is imported."""
-    for delay_s in (0.0, 0.1, 0.2, 0.3, 0.6, 1.5):
-        script = (
-            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"  # who runs the tests
-            "from quire.cli import main; run = main._run;"  # may ignore it for its children
-            "main._run = lambda arguments: print(flush=True) or run(arguments); sys.exit(main.main())"
-        )
-        command = [sys.executable, "-c", script, "up", "--http-port", "0", "--grpc-port", "0"]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **QUIET}
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(delay_s)
-        process.send_signal(number)
-        try:
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        assert errors == "", (delay_s, errors)
-        assert process.returncode in {0, 130, 128 + number, -number}
-
-
-def test_an_interrupt_is_one_wherever_it_meets_an_import() -> None:
-    """What a class's __set_name__ raises comes out of Python 3.11 as a RuntimeError."""
-    script = (
-        "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from quire.cli import main;"
-        "Named = type('Named', (), {'__set_name__': lambda *_: os.kill(os.getpid(), signal.SIGINT)});"
-        "find = lambda name, *_: type('Owner', (), {'member': Named()}) and None if name == 'quire.cli.up' else None;"
-        "sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(find)}));"
-        "sys.exit(main.main())"
-    )
-    done = subprocess.run([sys.executable, "-c", script, "up"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
 @pytest.mark.parametrize("command", ["up", "frontend"])
 def test_a_port_in_use_is_one_line_that_names_it(command: str, flag: str) -> None:
