@@ -75,6 +75,7 @@ def build(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": root_path}] if root_path else None,
     )
     errors.install(app)
     app.add_exception_handler(HTTPException, _on_http_exception)
