@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shared import ports
 from shared.errors import FailedPrecondition
+from shared.rpc import health
 from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
+from shared.rpc.health import NOT_SERVING, SERVING
 from shared.security.tls import server_credentials
 from shared.settings.tls import NO_TLS, Tls
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
@@ -70,8 +68,8 @@ class Server:
         ]
         self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
         self._services = ("", *services)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._health = health.Health()
+        self.grpc.add_generic_rpc_handlers((self._health.handler(),))
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION)
         reflection.enable_server_reflection(names, self.grpc)
         self.grpc.add_generic_rpc_handlers((_newer_reflection(names),))
@@ -93,10 +91,10 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         for service in self._services:
-            await self._health.set(service, SERVING if serving else NOT_SERVING)
+            self._health.set(service, SERVING if serving else NOT_SERVING)
 
     async def set_alive(self, alive: bool) -> None:
-        await self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
+        self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         await self.set_serving(False)

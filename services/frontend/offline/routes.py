@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
-from starlette.responses import FileResponse
 
 from services.frontend.http import headers
 from services.frontend.http.body import BodyBounds
@@ -18,6 +17,7 @@ from services.frontend.http.router import Router
 from services.frontend.offline import upload
 from services.frontend.offline.batch import Batch
 from services.frontend.offline.batches import BatchStore
+from services.frontend.offline.content import Content
 from services.frontend.offline.files import FileStore, StoredFile
 from shared import batch_lines
 from shared.errors import InvalidArgument, NotFound, Unimplemented
@@ -69,9 +69,7 @@ class OfflineRoutes:
         self.router.add_api_route(FILES, self.list_files, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.delete_file, methods=["DELETE"])
-        self.router.add_api_route(
-            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], response_class=FileResponse
-        )
+        self.router.add_api_route(f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], response_class=Content)
         new = Router(route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
         self.router.include_router(new)
@@ -117,9 +115,8 @@ class OfflineRoutes:
     async def get_file(self, file_id: str, http: Request) -> dict[str, Any]:
         return (await asyncio.to_thread(self._files.get, file_id, headers.tenant(http))).told()
 
-    async def content(self, file_id: str, http: Request) -> FileResponse:
-        path = await asyncio.to_thread(self._files.path, file_id, headers.tenant(http))
-        return FileResponse(path, media_type="application/octet-stream")
+    async def content(self, file_id: str, http: Request) -> Content:
+        return Content(await asyncio.to_thread(self._files.open, file_id, headers.tenant(http)))
 
     async def delete_file(self, file_id: str, http: Request) -> dict[str, Any]:
         await asyncio.to_thread(self._files.delete, file_id, headers.tenant(http))
