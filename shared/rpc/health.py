@@ -1,4 +1,4 @@
-"""grpc.health.v1, which anybody may ask: whatever a stranger sends or leaves unread costs little, and nobody waits for it."""
+"""grpc.health.v1, which anybody may ask: what strangers send or leave unread costs little, and nobody waits for it."""
 
 from __future__ import annotations
 
