@@ -58,9 +58,7 @@ async def test_who_asks_hears_what_was_set_last() -> None:
         b"\x12\xc0\x84\x3d" + b"a" * 1_000_000,  # an unknown field
     ],
 )
-async def test_what_is_no_question_is_refused_and_not_kept(
-    question: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_is_no_question_is_refused_and_not_kept(question: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (_, channel):
         with pytest.raises(grpc.aio.AioRpcError) as checked:
             await channel.unary_unary(CHECK)(question)
