@@ -69,7 +69,9 @@ class OfflineRoutes:
         self.router.add_api_route(FILES, self.list_files, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.delete_file, methods=["DELETE"])
-        self.router.add_api_route(f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], response_class=Content)
+        self.router.add_api_route(
+            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=Content
+        )
         new = Router(route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
         self.router.include_router(new)
