@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,12 +21,16 @@ from services.frontend.offline.batches import BatchStore
 from services.frontend.offline.content import Content
 from services.frontend.offline.files import FileStore, StoredFile
 from shared import batch_lines
-from shared.errors import InvalidArgument, NotFound, Unimplemented
+from shared.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from shared.logs import logger
+
+log = logger("batches")
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 WINDOW = "24h"
 MOST_LISTED = 10_000
 WRITE_BYTES = 1 << 20
+RETRY_MS = 10_000
 FORM = {
     "requestBody": {
         "content": {
@@ -97,7 +102,7 @@ class OfflineRoutes:
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         form, target = files.scratch(), files.scratch()
         announced = int(http.headers.get("content-length", files.max_file_bytes))
-        with files.arriving(min(announced, files.max_file_bytes)):
+        with files.arriving(min(announced, files.max_file_bytes)), _kept():
             await asyncio.to_thread(files.check_room)
             try:
                 await _receive(http, form)
@@ -138,14 +143,15 @@ class OfflineRoutes:
             await asyncio.to_thread(self._files.get, body.input_file_id, tenant)
         except NotFound as error:
             raise InvalidArgument(error.message, field="input_file_id") from None
-        batch = await asyncio.to_thread(
-            self._batches.create,
-            tenant,
-            "" if caller is None else caller.key.name,
-            endpoint=body.endpoint,
-            input_file_id=body.input_file_id,
-            metadata=body.metadata,
-        )
+        with _kept():
+            batch = await asyncio.to_thread(
+                self._batches.create,
+                tenant,
+                "" if caller is None else caller.key.name,
+                endpoint=body.endpoint,
+                input_file_id=body.input_file_id,
+                metadata=body.metadata,
+            )
         self._tell()
         return batch.told()
 
@@ -161,6 +167,16 @@ class OfflineRoutes:
         """Lines that are under way are still answered."""
         batch = await asyncio.to_thread(self._batches.cancel, batch_id, headers.tenant(http))
         return batch.told(is_cancelled=True)
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """A disk that is full, read-only or gone is no fault of ours, and may be mended."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("files cannot be kept", reason=str(error))
+        raise Unavailable(f"nothing can be kept here at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
 
 
 async def _receive(http: Request, target: Path) -> None:

@@ -324,3 +324,16 @@ async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_mod
         gone = await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
         (tmp_path / "files" / f"{gone.id}.bytes").unlink()  # as who deletes it at this very moment
         assert (await frontend.http.get(f"/v1/files/{gone.id}/content")).status_code == 404
+
+
+async def test_a_disk_that_takes_nothing_is_told_and_comes_back(talking_model: Path, tmp_path: Path) -> None:
+    """Full, read-only, or gone as here: who sends a file hears that it may try again."""
+    form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+        (tmp_path / "files").rename(tmp_path / "away")
+        refused = await frontend.http.post("/v1/files", **form)
+        (tmp_path / "away").rename(tmp_path / "files")
+        assert (await frontend.http.post("/v1/files", **form)).status_code == 200
+    assert refused.status_code == 503
+    assert "No such file or directory" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"] == "10"
