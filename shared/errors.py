@@ -13,6 +13,7 @@ from shared.pb.common.v1 import finish_pb2 as pb
 
 FIRST_CHARACTERS, LAST_CHARACTERS = 1200, 400  # of a message: what is wrong stands at its beginning or its end
 FIELD_CHARACTERS = 200
+NAME_CHARACTERS = 256
 
 
 def _shortened(text: str) -> str:
@@ -20,6 +21,11 @@ def _shortened(text: str) -> str:
     if len(text) <= FIRST_CHARACTERS + LAST_CHARACTERS:
         return text
     return f"{text[:FIRST_CHARACTERS]} ... {text[-LAST_CHARACTERS:]}"
+
+
+def name_of(text: str) -> str:
+    """As logs and metrics have it: where a name belongs a client may have written megabytes."""
+    return text[:NAME_CHARACTERS]
 
 
 class QuireError(Exception):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -31,7 +35,9 @@ MIGRATION_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 ITERATION_BUCKETS = (1, *range(8, 257, 8), 512, 1024, 2048, 4096, 8192, 16384)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
 
-CALL_TIMEOUT_S = 10.0  # that a call to a page of metrics may take to be read
+CALL_TIMEOUT_S = 10.0  # without a byte of a call to a page of metrics
+LONGEST_CALL_S = 30.0  # with them
+MOST_CALLS = 64  # at once, each in a thread of its own
 
 MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
 
@@ -49,7 +55,36 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """A caller that breaks off, or whose certificate is no use, is no news."""
+    """A caller that breaks off, or whose certificate is no use, is no news. Callers who take too long are closed, and
+    one too many at once: threads and descriptors are for the service."""
+
+    def __init__(self, address: tuple[str, int], answer: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, answer, bind_and_activate=False)
+        self._calls: dict[socket.socket, float] = {}  # that are under way, and when they are over
+        self._lock = threading.Lock()
+
+    def process_request(self, call: Any, address: Any) -> None:
+        with self._lock:
+            is_kept = len(self._calls) < MOST_CALLS
+            if is_kept:
+                self._calls[call] = time.monotonic() + LONGEST_CALL_S
+        if is_kept:
+            super().process_request(call, address)
+        else:
+            self.shutdown_request(call)
+
+    def shutdown_request(self, call: Any) -> None:
+        with self._lock:
+            self._calls.pop(call, None)
+        super().shutdown_request(call)
+
+    def service_actions(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for call, over_s in self._calls.items():
+                if over_s < now:
+                    with suppress(OSError):  # its thread is about to close it
+                        call.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, _request: object, _address: object) -> None:
         pass
@@ -93,7 +128,7 @@ class Page:
                 pass
 
         bound = ports.bind(host, port, "metrics_port", share=share)
-        self._server = _Server(bound.getsockname()[:2], Answer, bind_and_activate=False)
+        self._server = _Server(bound.getsockname()[:2], Answer)
         self._server.socket.close()
         self._server.socket = bound
         self._server.server_activate()

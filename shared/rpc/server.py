@@ -6,17 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shared import ports
 from shared.errors import FailedPrecondition
+from shared.rpc import health
 from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
+from shared.rpc.health import NOT_SERVING, SERVING
 from shared.security.tls import server_credentials
 from shared.settings.tls import NO_TLS, Tls
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
@@ -28,17 +27,25 @@ SERVER_OPTIONS = [
 LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
 
 
-# Its messages are those of v1alpha, which alone grpcio-reflection has.
-REFLECTION = "grpc.reflection.v1.ServerReflection"
+# Both have the messages of v1alpha, which alone grpcio-reflection has.
+REFLECTIONS = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
 
-def _newer_reflection(names: Iterable[str]) -> grpc.GenericRpcHandler:
+def _reflection(service: str, names: Iterable[str]) -> grpc.GenericRpcHandler:
     answers = grpc.stream_stream_rpc_method_handler(
         reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        request_deserializer=_question,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    return grpc.method_handlers_generic_handler(REFLECTION, {"ServerReflectionInfo": answers})
+    return grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": answers})
+
+
+def _question(sent: bytes) -> reflection_pb2.ServerReflectionRequest:
+    """One that asks for nothing, and is answered with an error, for what is none."""
+    try:
+        return reflection_pb2.ServerReflectionRequest.FromString(sent)
+    except DecodeError:
+        return reflection_pb2.ServerReflectionRequest()
 
 
 class Server:
@@ -70,11 +77,10 @@ class Server:
         ]
         self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
         self._services = ("", *services)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION)
-        reflection.enable_server_reflection(names, self.grpc)
-        self.grpc.add_generic_rpc_handlers((_newer_reflection(names),))
+        self._health = health.Health()
+        self.grpc.add_generic_rpc_handlers((self._health.handler(),))
+        names = (*services, health.SERVICE_NAME, *REFLECTIONS)
+        self.grpc.add_generic_rpc_handlers(tuple(_reflection(service, names) for service in REFLECTIONS))
         try:
             self.port = self._listen(f"{host}:{port}", tls, tls_setting)
         except RuntimeError as error:
@@ -93,10 +99,10 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         for service in self._services:
-            await self._health.set(service, SERVING if serving else NOT_SERVING)
+            self._health.set(service, SERVING if serving else NOT_SERVING)
 
     async def set_alive(self, alive: bool) -> None:
-        await self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
+        self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         await self.set_serving(False)

@@ -118,6 +118,11 @@ def _certificate_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
 def _server_context(tls: Tls) -> ssl.SSLContext:
     context = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if tls.is_mutual else ssl.CERT_NONE
+    if tls.is_mutual:
+        # Who resumes a session shows no certificate, and may have one that has expired, or of a CA that is gone. TLS
+        # 1.2 remembers sessions without tickets, too.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
     return context
 
 

@@ -69,11 +69,17 @@ class Access:
         """There are no keys to show."""
         return not self._sources
 
-    def named(self, name: str) -> Caller | None:
-        """The owner of the key of that name, for work that was begun with it; None if it is not good any more."""
-        found = (key for source in self._sources for key in source.keys().values() if key.name == name)
-        key = next(found, None)
-        return None if key is None else self._owner(key)
+    def going_on(self, name: str, tenant: str) -> Caller | None:
+        """Who goes on with a tenant's work that was begun with the key of that name, or with none if it is empty; None
+        where there were no keys and are none. Raises PermissionDenied if that would not let in any more."""
+        if not name and self.is_open:
+            return None
+        keys = (key for source in self._sources for key in source.keys().values())
+        key = next((key for key in keys if key.name == name and key.tenant == tenant), None)
+        if key is None:
+            shown = f"the API key {name}" if name else "no API key"
+            raise PermissionDenied(f"this was begun with {shown}, which is not good any more")
+        return self._owner(key)
 
     def caller(self, authorization: bytes, api_key: bytes) -> Caller | None:
         """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
@@ -103,7 +109,7 @@ class Access:
         return self.caller(found.get(AUTHORIZATION, b""), found.get(API_KEY, b""))
 
     def of_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
-        """Of a gRPC call."""
+        """Of a gRPC call, whose names come once (`metadata_of`)."""
         return self.caller(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
     def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:

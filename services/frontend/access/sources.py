@@ -61,8 +61,8 @@ class KeyFile:
         except yaml.YAMLError:  # whose message would quote the file
             raise Unusable("it is not YAML") from None
         entries = document.get("keys") if isinstance(document, dict) else None
-        if not isinstance(entries, list) or not entries:
-            raise Unusable("it must have a list `keys:` with at least one entry")
+        if not isinstance(entries, list):
+            raise Unusable("it must have a list `keys:`, which may be [] to let nobody in")
         found: dict[Digest, Key] = {}
         for number, entry in enumerate(entries, 1):
             hashed, key = self._entry(entry, f"entry {number}")

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from services.frontend.generation.generation import Generation
-from shared.errors import ResourceExhausted
+from shared.errors import ResourceExhausted, name_of
 from shared.metrics.calls import CallMetrics, Tenant
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _tenant(call: Call) -> str:
     """By its key, where there are keys; else as the request says."""
     if call.caller is not None:
         return call.caller.key.tenant
-    return "" if call.request is None else call.request.tenant
+    return "" if call.request is None else name_of(call.request.tenant)
 
 
 def _outcome(call: Call) -> str:

@@ -13,7 +13,7 @@ from services.frontend.calls.traced import trace_end
 from services.frontend.calls.turns import Turns
 from services.frontend.generation.generation import Generation
 from services.frontend.request.request import Request
-from shared.errors import QuireError
+from shared.errors import QuireError, name_of
 from shared.logs import logger
 from shared.metrics.calls import CallMetrics
 from shared.tracing import NoTraces, Span
@@ -171,16 +171,16 @@ class Calls:
 def _who(call: Call) -> dict[str, str]:
     request = call.request
     known_as = call.drawn_id if request is None else request.request_id
-    known = {"request": known_as} if known_as else {}
+    known = {"request": name_of(known_as)} if known_as else {}
     known["route"] = call.route
     if call.caller is not None:
         known["key"] = call.caller.key.name
     if request is None:
         return known
     if request.tenant:
-        known["tenant"] = request.tenant
+        known["tenant"] = name_of(request.tenant)
     if request.model:
-        known["model"] = request.model
+        known["model"] = name_of(request.model)
     return known
 
 

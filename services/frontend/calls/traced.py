@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from shared.errors import name_of
 from shared.tracing import Span
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def trace_end(call: Call, span: Span) -> None:
     """At the end of a call, however it ended; never any text."""
     now = asyncio.get_running_loop().time()
     attributes: dict[str, str | int | float | bool] = {
-        "gen_ai.request.id": call.id,
+        "gen_ai.request.id": name_of(call.id),
         "gen_ai.latency.e2e": now - call.started_s,
         "quire.route": call.route,
         "quire.status": call.status,
@@ -30,7 +31,7 @@ def trace_end(call: Call, span: Span) -> None:
         if sampling.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
         if call.request.tenant:
-            attributes["quire.tenant"] = call.request.tenant
+            attributes["quire.tenant"] = name_of(call.request.tenant)
     if call.generation is not None:
         usage, times = call.generation.usage, call.generation.times
         attributes |= {

@@ -125,7 +125,7 @@ class HttpPort:
             AdapterRoutes(operators.adapters, door.bodies),
             OperationRoutes(operators.schedulers, operators.services, door.bodies),
             self.offline,
-            ConsoleRoutes(operators.services),
+            ConsoleRoutes(operators.services, self._settings.root_path),
             ServiceRoutes(health.is_serving, health.is_alive, door.admission, self._public_metrics),
         )
         return [part.router for part in routes]

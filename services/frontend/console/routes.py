@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
 from google.protobuf.json_format import MessageToDict
-from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from services.frontend.http.router import Router
@@ -33,10 +32,11 @@ Look = Callable[[], Awaitable[Sequence[pb.ServiceStatus]]]
 
 
 class ConsoleRoutes:
-    """`look`: at every service of the cluster."""
+    """`look`: at every service of the cluster; `root`: the path in front of all paths, as browsers see them."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, root: str) -> None:
         self._look = look
+        self._root = root
         self._looking = asyncio.Lock()
         self._looked_s = -KEEP_S
         self._services: list[dict[str, Any]] = []
@@ -63,17 +63,16 @@ class ConsoleRoutes:
                 self._looked_s = asyncio.get_running_loop().time()
         return {"services": self._services}
 
-    async def docs(self, request: Request) -> HTMLResponse:
+    async def docs(self) -> HTMLResponse:
         """The OpenAPI document, to be read and tried."""
         if self._swagger is None:
             raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
-        root = request.scope.get("root_path", "")
         return get_swagger_ui_html(
-            openapi_url=f"{root}/openapi.json",
+            openapi_url=f"{self._root}/openapi.json",
             title="Quire",
-            swagger_js_url=f"{root}/docs/{SWAGGER[0]}",
-            swagger_css_url=f"{root}/docs/{SWAGGER[1]}",
-            swagger_favicon_url=f"{root}/console/icon.svg",
+            swagger_js_url=f"{self._root}/docs/{SWAGGER[0]}",
+            swagger_css_url=f"{self._root}/docs/{SWAGGER[1]}",
+            swagger_favicon_url=f"{self._root}/console/icon.svg",
         )
 
 

@@ -12,7 +12,7 @@ from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, name_of
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
@@ -65,7 +65,9 @@ class OwnStatus:
 def _call(call: Call) -> pb.CallStatus:
     assert call.request is not None
     status = pb.CallStatus(
-        request_id=call.id, tenant=call.request.tenant, age_s=asyncio.get_running_loop().time() - call.started_s
+        request_id=name_of(call.id),
+        tenant=name_of(call.request.tenant),
+        age_s=asyncio.get_running_loop().time() - call.started_s,
     )
     if call.generation is not None:
         usage = call.generation.usage

@@ -16,6 +16,7 @@ from services.frontend.calls.calls import Call, Calls
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
+from shared.rpc.guard import metadata_of
 from shared.tracing import TRACEPARENT
 
 log = logger("grpc_edge")
@@ -106,7 +107,7 @@ async def answering(
     code = grpc.StatusCode.CANCELLED
     with calls.begin() as call:
         try:
-            metadata = dict(context.invocation_metadata() or ())
+            metadata = metadata_of(context.invocation_metadata())
             call.traceparent = str(metadata.get(TRACEPARENT, ""))
             if method not in ADMIN:
                 call.caller = calls.access.of_metadata(metadata)

@@ -22,7 +22,7 @@ from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, doc
 from services.frontend.http.door import Door
 from services.frontend.http.headers import REQUEST_ID, Headers
 from services.frontend.http.load_header import Load, LoadHeader
-from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard
+from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
 from services.frontend.http.own_paths import OwnPaths, as_own
 from services.frontend.http.protocol import Entrance
 from services.frontend.kserve_edge import routes as kserve_routes
@@ -75,6 +75,7 @@ def build(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": root_path}] if root_path else None,
     )
     errors.install(app)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -90,6 +91,7 @@ def build(
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
+    guarded = OtherPages(guarded, cors_origins, refusal)
     guarded = web(CallScope(guarded, calls, metrics, refusal))
     if cors_origins:
         guarded = CORSMiddleware(

@@ -46,6 +46,13 @@ class Connections:
         return min(self.limits.per_address, max(1, self.most_of_grpc // 2))
 
     @property
+    def most_open(self) -> tuple[int, int]:
+        """In all and of one address, under TLS: those in the middle of a handshake, and some that are to be told that
+        they are too many."""
+        spare = self.limits.reserved // 2
+        return self._most + spare, self._most_of_one + spare
+
+    @property
     def num_kept(self) -> int:
         """Of HTTP, at present."""
         return self._num

@@ -149,7 +149,9 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema = get_openapi(
+                title=app.title, version=app.version, routes=app.routes, servers=app.servers
+            )
             for path, operations in app.openapi_schema["paths"].items():
                 own = (error for prefix, error in own_errors.items() if path.startswith(prefix))
                 error = next(own, OPENAI_ERROR)

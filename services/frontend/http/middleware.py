@@ -14,7 +14,7 @@ from services.frontend.access.access import Access
 from services.frontend.calls.calls import Call
 from services.frontend.console import routes as console
 from services.frontend.http.headers import CALL, Headers
-from shared.errors import QuireError
+from shared.errors import PermissionDenied, QuireError
 
 OPERATORS = (  # who show a key of their own
     "/v1/load_lora_adapter",
@@ -28,6 +28,8 @@ OPERATORS = (  # who show a key of their own
     "/update_weights_from_disk",
 )
 ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # probes have no keys
+READING = ("GET", "HEAD", "OPTIONS")
+OTHER_SITES = (b"cross-site", b"same-site")  # as browsers say themselves, where no page can change it
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0
 
@@ -75,6 +77,27 @@ async def _let_pass(receive: Receive) -> None:
         async with asyncio.timeout(LONGEST_PASSING_S):
             while (await receive()).get("more_body"):
                 pass
+
+
+class OtherPages:
+    """Browsers' pages of other origins do nothing here unless their origin is named. CORS keeps answers from them, but
+    a form, or a body that says no content type, is sent without asking first."""
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str], refusal: Callable[[str, QuireError], Response]) -> None:
+        """`origins`: that may; *: all."""
+        self._app = app
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in READING and b"*" not in self._origins:
+            headers = dict(scope["headers"])
+            if headers.get(b"sec-fetch-site") in OTHER_SITES and headers.get(b"origin") not in self._origins:
+                error = PermissionDenied("pages of other origins may not call: cors_origins names those that may")
+                scope[CALL].error = error
+                await self._refusal(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class OperatorGuard:

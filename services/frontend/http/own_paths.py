@@ -1,7 +1,8 @@
 """Paths as proxies and clients write them, to the server's own.
 
 Without a path in front that a proxy shows, and without a slash at the end, which a redirect could not cut off: a server
-does not know under which address it is seen.
+does not know under which address it is seen. Nobody behind this hears of the path in front: a router that did would cut
+it off once more, and serve what the guards took for another path.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class OwnPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = own(scope["path"].encode(), self._root.encode()).decode()
-            if self._root or path != scope["path"]:
-                scope = {**scope, "path": path, "root_path": self._root}
+            if path != scope["path"]:
+                scope = {**scope, "path": path}
         await self._app(scope, receive, send)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from services.frontend.http.app import Face
+from services.frontend.http.arrivals import Arrivals, Listening
 from services.frontend.http.connections import Connections
 from services.frontend.http.protocol import guarded
 from shared import ports
@@ -56,13 +57,16 @@ class HttpServer:
         tls: Tls,
         connections: Connections,
     ) -> None:
+        arrivals = Arrivals(connections)
         self._socket = ports.bind(host, port, "http_port", share=share_port)
+        if tls.serves:
+            self._socket = Listening(self._socket, arrivals)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
                 face.app,
-                http=guarded(face.entrance, connections),
+                http=guarded(face.entrance, connections, arrivals.greeted),
                 loop="none",
                 ws="none",
                 lifespan="off",

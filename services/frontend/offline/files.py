@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from shared.errors import InvalidArgument, NotFound, ResourceExhausted
 
@@ -63,7 +63,7 @@ class FileStore:
 
     def check_room(self) -> None:
         """For what is there and what arrives. Raises ResourceExhausted."""
-        sizes = [entry.stat().st_size for entry in os.scandir(self._folder) if entry.is_file()]
+        sizes = [size for entry in os.scandir(self._folder) if (size := _size(entry)) is not None]
         if len(sizes) >= 2 * MAX_FILES or sum(sizes) + self._arriving > self._max_bytes:
             raise ResourceExhausted("file: there is no room for more files here: delete some", field="file")
 
@@ -84,12 +84,20 @@ class FileStore:
         """What belongs to another tenant is as if it were not there."""
         found = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
         if found is None or found.tenant != tenant:
-            raise NotFound(f"No such file: {file_id[:64]!r}", field="file_id")
+            raise _not_found(file_id)
         return found
 
     def path(self, file_id: str, tenant: str) -> Path:
         self.get(file_id, tenant)
         return self._bytes(file_id)
+
+    def open(self, file_id: str, tenant: str) -> BinaryIO:
+        """What is open stays whole, though somebody deletes it meanwhile."""
+        self.get(file_id, tenant)
+        try:
+            return self._bytes(file_id).open("rb")
+        except FileNotFoundError:
+            raise _not_found(file_id) from None
 
     def of(self, tenant: str) -> list[StoredFile]:
         """The newest first."""
@@ -119,6 +127,18 @@ class FileStore:
 
     def _facts(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
+
+
+def _not_found(file_id: str) -> NotFound:
+    return NotFound(f"No such file: {file_id[:64]!r}", field="file_id")
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """None for what is no file, or is gone since it was listed."""
+    try:
+        return entry.stat().st_size if entry.is_file() else None
+    except FileNotFoundError:
+        return None
 
 
 def write_json(path: Path, document: Any) -> None:

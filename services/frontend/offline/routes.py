@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
-from starlette.responses import FileResponse
 
 from services.frontend.http import headers
 from services.frontend.http.body import BodyBounds
@@ -18,14 +18,19 @@ from services.frontend.http.router import Router
 from services.frontend.offline import upload
 from services.frontend.offline.batch import Batch
 from services.frontend.offline.batches import BatchStore
+from services.frontend.offline.content import Content
 from services.frontend.offline.files import FileStore, StoredFile
 from shared import batch_lines
-from shared.errors import InvalidArgument, NotFound, Unimplemented
+from shared.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from shared.logs import logger
+
+log = logger("batches")
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 WINDOW = "24h"
 MOST_LISTED = 10_000
 WRITE_BYTES = 1 << 20
+RETRY_MS = 10_000
 FORM = {
     "requestBody": {
         "content": {
@@ -70,7 +75,7 @@ class OfflineRoutes:
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.delete_file, methods=["DELETE"])
         self.router.add_api_route(
-            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], response_class=FileResponse
+            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=Content
         )
         new = Router(route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
@@ -97,7 +102,7 @@ class OfflineRoutes:
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         form, target = files.scratch(), files.scratch()
         announced = int(http.headers.get("content-length", files.max_file_bytes))
-        with files.arriving(min(announced, files.max_file_bytes)):
+        with files.arriving(min(announced, files.max_file_bytes)), _kept():
             await asyncio.to_thread(files.check_room)
             try:
                 await _receive(http, form)
@@ -117,9 +122,8 @@ class OfflineRoutes:
     async def get_file(self, file_id: str, http: Request) -> dict[str, Any]:
         return (await asyncio.to_thread(self._files.get, file_id, headers.tenant(http))).told()
 
-    async def content(self, file_id: str, http: Request) -> FileResponse:
-        path = await asyncio.to_thread(self._files.path, file_id, headers.tenant(http))
-        return FileResponse(path, media_type="application/octet-stream")
+    async def content(self, file_id: str, http: Request) -> Content:
+        return Content(await asyncio.to_thread(self._files.open, file_id, headers.tenant(http)))
 
     async def delete_file(self, file_id: str, http: Request) -> dict[str, Any]:
         await asyncio.to_thread(self._files.delete, file_id, headers.tenant(http))
@@ -139,14 +143,15 @@ class OfflineRoutes:
             await asyncio.to_thread(self._files.get, body.input_file_id, tenant)
         except NotFound as error:
             raise InvalidArgument(error.message, field="input_file_id") from None
-        batch = await asyncio.to_thread(
-            self._batches.create,
-            tenant,
-            "" if caller is None else caller.key.name,
-            endpoint=body.endpoint,
-            input_file_id=body.input_file_id,
-            metadata=body.metadata,
-        )
+        with _kept():
+            batch = await asyncio.to_thread(
+                self._batches.create,
+                tenant,
+                "" if caller is None else caller.key.name,
+                endpoint=body.endpoint,
+                input_file_id=body.input_file_id,
+                metadata=body.metadata,
+            )
         self._tell()
         return batch.told()
 
@@ -162,6 +167,16 @@ class OfflineRoutes:
         """Lines that are under way are still answered."""
         batch = await asyncio.to_thread(self._batches.cancel, batch_id, headers.tenant(http))
         return batch.told(is_cancelled=True)
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """A disk that is full, read-only or gone is no fault of ours, and may be mended."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("files cannot be kept", reason=str(error))
+        raise Unavailable(f"nothing can be kept here at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
 
 
 async def _receive(http: Request, target: Path) -> None:

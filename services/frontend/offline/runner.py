@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.frontend.access.access import Access, Caller
+from services.frontend.access.access import Access
 from services.frontend.offline import look
 from services.frontend.offline.batch import Batch
 from services.frontend.offline.batches import BatchStore
@@ -21,7 +21,7 @@ from services.frontend.offline.files import FileStore
 from services.frontend.offline.inner_calls import InnerCalls, Reply
 from shared import batch_lines
 from shared.batch_lines import BatchLine
-from shared.errors import NotFound
+from shared.errors import NotFound, PermissionDenied
 from shared.logs import logger
 from shared.process.supervision import Tasks
 
@@ -171,18 +171,14 @@ class BatchRun:
     async def _ask(self, line: BatchLine, answer_id: str) -> Reply:
         """Again and again while there is no room, or nobody to ask."""
         while True:
-            caller = self._caller()
-            if caller is None and self._batch.key:
-                gone = {"error": {"message": f"the API key {self._batch.key} is no longer known here"}}
-                return Reply(401, answer_id, 0, gone)
+            try:
+                caller = self._access.going_on(self._batch.key, self._batch.tenant)
+            except PermissionDenied as error:  # looked up for each line: a key may be withdrawn meanwhile
+                return Reply(401, answer_id, 0, {"error": {"message": error.message}})
             reply = await self._calls.post(line.url, line.body, answer_id, caller, self._batch.tenant)
             if reply.status not in batch_lines.AGAIN or await self._ending() != "completed":
                 return reply
             await asyncio.sleep(min(reply.retry_after_s, LONGEST_WAIT_S))
-
-    def _caller(self) -> Caller | None:
-        """Looked up for each line: a key may be withdrawn meanwhile."""
-        return self._access.named(self._batch.key) if self._batch.key else None
 
     async def _finish(self, ending: str) -> None:
         """Answers are there under both names until the batch says so: whoever has to finish it again loses none."""

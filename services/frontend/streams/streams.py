@@ -24,7 +24,6 @@ from services.frontend.streams.terms import Terms, away, check, exists, not_foun
 from shared.errors import (
     FailedPrecondition,
     Internal,
-    PermissionDenied,
     QuireError,
     ResourceExhausted,
     Unavailable,
@@ -274,8 +273,7 @@ class Streams:
         """Nobody else makes it any more."""
         self._metrics.takeovers.inc()
         made = self._new_maker(stream, NoWords(), owner)
-        key_name = stream.request.key_name
-        self._start(made, self._go_on(made, self._calls.access.named(key_name) if key_name else None))
+        self._start(made, self._go_on(made))
 
     async def bring_up_to_date(self, stream: Stream) -> None:
         """A look counts as a reader, here as elsewhere; where nobody makes it any more, it is gone on with."""
@@ -285,11 +283,10 @@ class Streams:
         if stream.loss is not None:
             raise stream.loss
 
-    async def _go_on(self, made: Made, caller: Caller | None) -> None:
+    async def _go_on(self, made: Made) -> None:
         kept = made.stream.request
         try:
-            if kept.key_name and caller is None:
-                raise PermissionDenied(f"the API key {kept.key_name} that began the stream is not good any more")
+            caller = self._calls.access.going_on(kept.key_name, kept.tenant)
             request, writer = remade(self._remakes, kept)
         except QuireError as error:
             await self._refused(made, error, is_new=False)

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
 from shared.logs import logger
@@ -103,7 +104,10 @@ class Door:
             )
 
     async def _next(self, stream: Stream, step: str) -> pb.Handshake:
-        received = await stream.read()
+        try:
+            received = await stream.read()
+        except DecodeError:
+            raise Unauthenticated(f"{self._name} was sent something that is no message where {step} is due") from None
         if received is grpc.aio.EOF:
             raise Unavailable("the caller closed the session before it opened")
         kind = received.WhichOneof("message")

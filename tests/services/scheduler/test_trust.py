@@ -287,6 +287,20 @@ def _introduced(name: str) -> worker_pb2.AttachRequest:
     return worker_pb2.AttachRequest(handshake=handshake_pb2.Handshake(introduction=introduction))
 
 
+@pytest.mark.parametrize("junk", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\x0a\xff"])
+async def test_what_is_no_message_is_no_proof(guarded: Guarded, junk: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """And leaves no pages of traces in the log."""
+    async with Dialler().connect(guarded.address) as channel:
+        for method in ("worker.v1.WorkerService/Attach", "scheduler.v1.SchedulerService/Session"):
+            call = channel.stream_stream(f"/quire.{method}")()
+            await call.write(junk)
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        administer = channel.stream_stream("/quire.scheduler.v1.SchedulerService/Administer")()
+        await administer.write(junk)
+        assert await administer.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: Guarded) -> None:
     """On any method of a service port, the ones without a proof included."""
     async with Dialler().connect(guarded.address) as channel:

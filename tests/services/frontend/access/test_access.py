@@ -15,11 +15,13 @@ import redis
 from grpc_reflection.v1alpha import reflection_pb2
 
 from quire.async_client import AsyncClient
+from services.frontend.access.access import Access
 from services.frontend.access.account import DAY_S, Account
 from services.frontend.access.key import Key, digest, read_key
 from services.frontend.access.sources import KeyFile
 from shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
 from shared.kv import block_hash
+from shared.metrics.frontend import FrontendMetrics
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
@@ -111,6 +113,35 @@ async def test_a_key_that_is_shown_twice_is_not_shown(folder: Path) -> None:
     async with running(folder, until_health=(503,), api_key="secret") as frontend:
         twice = [("authorization", "Bearer wrong"), ("authorization", "Bearer secret")]
         assert (await frontend.http.get("/v1/models", headers=twice)).status_code == 401
+        for key in ("wrong", "secret"):
+            twice = [("authorization", f"Bearer {key}"), ("authorization", "Bearer secret")]
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await frontend.inference.ListModels(pb.ListModelsRequest(), metadata=twice)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_work_goes_on_in_the_name_of_its_own_tenant_alone(tmp_path: Path) -> None:
+    """A name may come back with a key of somebody else's, and keys may come where there were none."""
+    keys = KeyFile(key_file(tmp_path, entry("a", tenant="x"), {**entry("b", tenant="y"), "name": "a"}), lambda: None)
+    access = Access([keys], FrontendMetrics("tiny", 64), lambda: 0.0)
+    for tenant in ("x", "y"):
+        found = access.going_on("a", tenant)
+        assert found is not None
+        assert found.tenant == tenant
+    for name, tenant in (("a", "z"), ("c", "x"), ("", "x")):
+        with pytest.raises(PermissionDenied):
+            access.going_on(name, tenant)
+    assert Access([], FrontendMetrics("tiny", 64), lambda: 0.0).going_on("", "x") is None
+
+
+async def test_a_file_without_keys_lets_nobody_in(folder: Path, tmp_path: Path) -> None:
+    """Also who was let in by the one that was there before."""
+    keys = key_file(tmp_path, entry("a"))
+    async with running(folder, until_health=(503,), api_keys=keys) as frontend:
+        assert (await frontend.http.get("/v1/models", headers=shows("a"))).status_code == 200
+        key_file(tmp_path)
+        os.utime(keys, (1, 1))
+        assert (await frontend.http.get("/v1/models", headers=shows("a"))).status_code == 401
 
 
 async def test_some_paths_can_be_opened(folder: Path) -> None:
@@ -349,7 +380,6 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: P
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
-        ([], "at least one entry"),
         (["x"], "entry 1: must be a mapping"),
         ([{"name": "a"}], "entry 1: must have one of `key` and `sha256`"),
         ([{"name": "a", "key": "very-secret", "rate": 3}], "rate: Extra inputs"),
@@ -423,3 +453,27 @@ async def test_without_the_setting_no_page_may_call(folder: Path) -> None:
     async with running(folder, until_health=(503,)) as frontend:
         answer = await frontend.http.get("/v1/models", headers={"origin": "https://app.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:1"}, 403),
+        ({"sec-fetch-site": "cross-site", "origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site", "origin": "https://app.example"}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
+    folder: Path, sent: dict[str, str], status: int
+) -> None:
+    """What says no content type, as a Blob without one, needs no leave of CORS."""
+    script = ScriptedScheduler(count_up)
+    origins = ("https://app.example",)
+    async with scheduler(script), running(folder, script.address, cors_origins=origins) as frontend:
+        answer = await frontend.http.post("/v1/completions", content=json.dumps(SHORT), headers=sent)
+        assert answer.status_code == status
+    assert bool(script.submissions) is (status == 200)

@@ -144,6 +144,23 @@ async def test_what_is_wrong_is_named_by_its_field(folder: Path, lines: Lines) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [("/v1/completions", ("model",)), ("/v1/completions", ("request_id", "tenant")), ("/api/chat", ("model",))],
+)
+async def test_a_book_in_the_place_of_a_name_is_not_copied(
+    folder: Path, lines: Lines, path: str, names: tuple[str, ...]
+) -> None:
+    """Neither into the log nor into the metrics."""
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        body = {**BODIES[path], **dict.fromkeys(names, "a" * 60_000)}
+        assert (await frontend.http.post(path, json=body)).status_code in (400, 404)
+        page = (await frontend.http.get("/metrics")).text
+    assert len(str(lines)) < 2000
+    assert max(map(len, page.splitlines())) < 2000
+
+
 async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(folder: Path, lines: Lines) -> None:
     script = ScriptedScheduler()
     settings: Any = {"api_key": "secret", "limits": {"max_tools": 2}}

@@ -264,3 +264,18 @@ async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
     ):
         refused = await frontend.http.post("/llm/v1/completions", content=b"no JSON at all")
         assert refused.status_code == 429, "it was read, and should not have been"
+
+
+async def test_a_path_in_front_that_comes_twice_is_no_path_here(tmp_path: Path) -> None:
+    """Guards and routes see the same path: what is behind it is not served to who could not ask for it by its name."""
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    settings: Any = {"root_path": "/llm", "api_key": "secret"}
+    key = {"authorization": "Bearer secret"}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        assert (await frontend.http.get("/llm/is_paused", headers=key)).status_code == 401
+        for prefix in ("/llm/llm", "/llm/llm/llm", "/llm//llm"):
+            for path in ("/is_paused", "/pause", "/is_sleeping", "/v1/models", "/v1/completions", "/docs"):
+                for method in ("GET", "POST"):
+                    answer = await frontend.http.request(method, f"{prefix}{path}", headers=key)
+                    assert answer.status_code == 404

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,47 @@ def test_room_counts_what_arrives(tmp_path: Path) -> None:
         with store.arriving(600), pytest.raises(ResourceExhausted):
             store.check_room()
         store.check_room()
+
+
+def test_room_is_counted_while_files_go(tmp_path: Path) -> None:
+    """Uploads leave their scratch files and others delete theirs, between a listing and a look at each."""
+    store = FileStore(tmp_path, 1 << 20, 600)
+
+    def come_and_go() -> None:
+        for _ in range(3000):
+            scratch = store.scratch()
+            scratch.touch()
+            scratch.unlink()
+
+    with ThreadPoolExecutor(2) as others:
+        going = [others.submit(come_and_go) for _ in range(2)]
+        while not all(one.done() for one in going):
+            store.check_room()
+
+
+async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_model: Path, tmp_path: Path) -> None:
+    """Who comes too late is told that it is not there."""
+    content = b"x" * 20_000_000
+    async with serving(talking_model, tmp_path) as (frontend, client, _):
+        file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        async with frontend.http.stream("GET", f"/v1/files/{file.id}/content") as answer:
+            assert answer.headers["content-length"] == str(len(content))
+            await client.files.delete(file.id)
+            sent = await answer.aread()
+        assert sent == content
+        gone = await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+        (tmp_path / "files" / f"{gone.id}.bytes").unlink()  # as who deletes it at this very moment
+        assert (await frontend.http.get(f"/v1/files/{gone.id}/content")).status_code == 404
+
+
+async def test_a_disk_that_takes_nothing_is_told_and_comes_back(talking_model: Path, tmp_path: Path) -> None:
+    """Full, read-only, or gone as here: who sends a file hears that it may try again."""
+    form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+        (tmp_path / "files").rename(tmp_path / "away")
+        refused = await frontend.http.post("/v1/files", **form)
+        (tmp_path / "away").rename(tmp_path / "files")
+        assert (await frontend.http.post("/v1/files", **form)).status_code == 200
+    assert refused.status_code == 503
+    assert "No such file or directory" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"] == "10"

@@ -1,0 +1,64 @@
+"""A page of metrics whose callers are slow, and too many: whoever scrapes it is answered."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from urllib.request import urlopen
+
+import pytest
+
+from shared.metrics import base
+
+HALF = b"GET /metrics HTTP/1.1\r\n"
+PATIENCE_S = 60  # far more than any of it takes
+
+
+@pytest.fixture
+def page() -> Iterator[base.Page]:
+    with closing(base.Page("127.0.0.1", 0, lambda path: base.Document(path.encode()))) as served:
+        yield served
+
+
+def call(page: base.Page) -> socket.socket:
+    """One that never says all it wants."""
+    connected = socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE_S)
+    connected.sendall(HALF)
+    return connected
+
+
+def is_closed(connected: socket.socket) -> bool:
+    """Also by a reset, since what it said was not read."""
+    try:
+        return connected.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def scrape(page: base.Page) -> bytes:
+    return bytes(urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE_S).read())
+
+
+def test_who_never_comes_to_the_end_is_closed(page: base.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LONGEST_CALL_S", 0.0)
+    with call(page) as slow:
+        assert is_closed(slow)
+
+
+def test_one_too_many_is_closed_and_places_come_back(page: base.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MOST_CALLS", 3)
+    assert scrape(page) == b"/metrics"
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(call(page))
+        with call(page) as surplus:
+            assert is_closed(surplus)
+    for _ in range(1000):
+        try:
+            assert scrape(page) == b"/metrics"
+            break
+        except OSError:
+            continue
+    else:
+        pytest.fail("places do not come back")
