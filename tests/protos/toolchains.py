@@ -84,7 +84,8 @@ def node(out: Path) -> Command:
 def _knows_optional_fields(plugin: str) -> bool:
     """As it says itself of its features. Debian's 1.3 does not; its 1.5 does, and knows no --version."""
     told = subprocess.run([plugin], input=b"", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
-    return bool(CodeGeneratorResponse.FromString(told).supported_features & CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL)
+    features = CodeGeneratorResponse.FromString(told).supported_features
+    return bool(features & CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL)
 
 
 def go(out: Path) -> Command:

@@ -17,7 +17,9 @@ from tests.services.frontend.talking import talking, talking_folder
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("clients.cjs")
 # Those of @connectrpc want each other in the very same version, and do not always come out together.
-PACKAGES = "@connectrpc/connect@2.1 @connectrpc/connect-web@2.1 @connectrpc/connect-node@2.1 @bufbuild/protobuf grpc-web xhr2"
+PACKAGES = (
+    "@connectrpc/connect@2.1 @connectrpc/connect-web@2.1 @connectrpc/connect-node@2.1 @bufbuild/protobuf grpc-web xhr2"
+)
 
 
 def packages() -> str:
