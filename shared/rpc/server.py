@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.json_format import MessageToJson, Parse
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -30,6 +34,25 @@ LIVENESS = "liveness"  # health name that says SERVING while the process itself 
 
 # Its messages are those of v1alpha, which alone grpcio-reflection has.
 REFLECTION = "grpc.reflection.v1.ServerReflection"
+NEWER_FILE = "grpc/reflection/v1/reflection.proto"
+
+
+def _describe_newer_reflection() -> None:
+    """Who has heard which services there are asks what each of them is."""
+    pool = descriptor_pool.Default()
+    with contextlib.suppress(KeyError):
+        pool.FindServiceByName(REFLECTION)
+        return
+    described = MessageToJson(_file_of(reflection_pb2.DESCRIPTOR))
+    for older, newer in ((reflection.SERVICE_NAME, REFLECTION), (reflection_pb2.DESCRIPTOR.name, NEWER_FILE)):
+        described = described.replace(older.rpartition(".")[0], newer.rpartition(".")[0])
+    pool.AddSerializedFile(Parse(described, descriptor_pb2.FileDescriptorProto()).SerializeToString())
+
+
+def _file_of(descriptor: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto()
+    descriptor.CopyToProto(file)
+    return file
 
 
 def _newer_reflection(names: Iterable[str]) -> grpc.GenericRpcHandler:
@@ -74,6 +97,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION)
         reflection.enable_server_reflection(names, self.grpc)
+        _describe_newer_reflection()
         self.grpc.add_generic_rpc_handlers((_newer_reflection(names),))
         try:
             self.port = self._listen(f"{host}:{port}", tls, tls_setting)
