@@ -29,6 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         owner = WorkerSettings if name in OF_WORKERS else FrontendSettings
         add_setting(parser, name, owner.model_fields[name])
     add_address(parser)
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="as `quire up` takes it; default: that of a scheduler alone"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -78,7 +81,7 @@ def _of(service: type[S], given: dict[str, Any]) -> S:
 
 
 def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[Finding]:
-    frontend, worker = settings.frontend, settings.worker
+    frontend, worker, scheduler_port = settings.frontend, settings.worker, settings.scheduler.metrics_port
     address = address_of(arguments)
     services = cluster.find(address, tls_of(arguments))
     yield from machine.look(worker.device)
@@ -86,7 +89,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     wanted = {
         "http_port": frontend.http_port,
         "grpc_port": arguments.grpc_port,
-        "metrics_port": settings.scheduler.metrics_port,
+        "metrics_port": scheduler_port if arguments.metrics_port is None else arguments.metrics_port,
     }
     yield from network.look_at_ports(frontend.host, wanted, address if services else "")
     yield from network.look_at_redis(frontend)

@@ -117,7 +117,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         running=len(core.running),
         waiting=len(core.waiting),
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),
-        work=_work(core.counts, replica.throughput.tokens_per_s),
+        work=_work(core.counts, replica.tokens_per_s()),
         version=replica.hello.version,
         weight_version=replica.weights.version,
         asleep=sorted(replica.asleep),

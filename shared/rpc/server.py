@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shared import ports
 from shared.errors import FailedPrecondition
-from shared.rpc import health
+from shared.rpc import health, reflection
 from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
 from shared.rpc.health import NOT_SERVING, SERVING
 from shared.security.tls import server_credentials
@@ -25,27 +23,6 @@ SERVER_OPTIONS = [
 
 
 LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
-
-
-# Both have the messages of v1alpha, which alone grpcio-reflection has.
-REFLECTIONS = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-
-
-def _reflection(service: str, names: Iterable[str]) -> grpc.GenericRpcHandler:
-    answers = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
-        request_deserializer=_question,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    return grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": answers})
-
-
-def _question(sent: bytes) -> reflection_pb2.ServerReflectionRequest:
-    """One that asks for nothing, and is answered with an error, for what is none."""
-    try:
-        return reflection_pb2.ServerReflectionRequest.FromString(sent)
-    except DecodeError:
-        return reflection_pb2.ServerReflectionRequest()
 
 
 class Server:
@@ -79,8 +56,8 @@ class Server:
         self._services = ("", *services)
         self._health = health.Health()
         self.grpc.add_generic_rpc_handlers((self._health.handler(),))
-        names = (*services, health.SERVICE_NAME, *REFLECTIONS)
-        self.grpc.add_generic_rpc_handlers(tuple(_reflection(service, names) for service in REFLECTIONS))
+        names = (*services, health.SERVICE_NAME, *reflection.SERVICES)
+        self.grpc.add_generic_rpc_handlers(tuple(reflection.handlers(names)))
         try:
             self.port = self._listen(f"{host}:{port}", tls, tls_setting)
         except RuntimeError as error:

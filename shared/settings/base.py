@@ -32,6 +32,7 @@ OTHER_VARIABLES = frozenset(
         "QUIRE_API_KEY",
         "QUIRE_PARENT_PIPE",
         "QUIRE_TLS",
+        "QUIRE_URL",
     }
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.protobuf.compiler.plugin_pb2 import CodeGeneratorResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
@@ -74,19 +75,28 @@ def ruby(out: Path) -> Command:
 
 def node(out: Path) -> Command:
     needed("node", of="apt-get install nodejs")
-    packages = os.environ.get("QUIRE_TEST_NODE_MODULES", "")
+    packages = os.environ.get("TEST_NODE_MODULES", "")
     if not (Path(packages) / "@grpc" / "grpc-js").is_dir():
-        pytest.skip("needs QUIRE_TEST_NODE_MODULES=FOLDER/node_modules: npm install @grpc/grpc-js @grpc/proto-loader")
+        pytest.skip("needs TEST_NODE_MODULES=FOLDER/node_modules: npm install @grpc/grpc-js @grpc/proto-loader")
     return ["env", f"NODE_PATH={packages}", "node", str(CLIENTS / "client.js"), str(PROTOS)]
+
+
+def _knows_optional_fields(plugin: str) -> bool:
+    """As it says itself of its features. Debian's 1.3 does not; its 1.5 does, and knows no --version."""
+    told = subprocess.run([plugin], input=b"", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    features = CodeGeneratorResponse.FromString(told).supported_features
+    return bool(features & CodeGeneratorResponse.FEATURE_PROTO3_OPTIONAL)
 
 
 def go(out: Path) -> Command:
     of = "apt-get install golang-go protobuf-compiler protoc-gen-go-1-5 protoc-gen-go-grpc"
     needed("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", of=of)
-    if subprocess.run(["protoc-gen-go", "--version"], capture_output=True, check=False).returncode:
+    if not _knows_optional_fields("protoc-gen-go"):
         pytest.skip("needs a protoc-gen-go that knows optional fields: apt-get install protoc-gen-go-1-5")
     if not (GO_SOURCES / "src" / "google.golang.org" / "grpc").is_dir():
         pytest.skip("needs Go's gRPC: apt-get install golang-google-grpc-dev")
+    if not (GO_SOURCES / "src" / "google.golang.org" / "protobuf").is_dir():
+        pytest.skip("needs Go's protobuf of today: apt-get install golang-github-golang-protobuf-1-5-dev")
     sources = out / "src"
     (sources / "client").mkdir(parents=True)
     named = ",".join(f"M{name}=quirepb/{name.split('/')[1]}" for name in MADE_OF)

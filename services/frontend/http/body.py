@@ -88,15 +88,24 @@ class BodyBounds:
         self._heavy = HeavyWork()
 
     async def handle(
-        self, request: Request, handler: Handler, *, at_once: bool = True, json_bytes: JsonBytes = all_of_it
+        self,
+        request: Request,
+        handler: Handler,
+        *,
+        at_once: bool = True,
+        json_bytes: JsonBytes = all_of_it,
+        any_type: bool = False,
     ) -> Response:
-        """What `handler` answers, which does its work `at_once`, or else waits for others. Raises InvalidArgument."""
+        """What `handler` answers, which does its work `at_once`, or else waits for others. `any_type`: the body is JSON
+        whatever its content type says. Raises InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # not request.body(), which keeps them
                 spool.add(chunk)
             num_bytes, is_checked, error = spool.num_bytes, False, None
             num_json = json_bytes(request, num_bytes)
-            _check_type(request, (JSON,) if num_json is None else (JSON, BYTES))
+            _check_type(request, (JSON,) if num_json is None else (JSON, BYTES), any_type=any_type)
+            if any_type:
+                request = Request(_as_json(request.scope), request.receive)
             try:
                 is_checked = await self._large.check(spool, num_json=num_json)
             except JSONDecodeError as found:
@@ -153,10 +162,12 @@ def _as_json(scope: Scope) -> Scope:
     return {**scope, "headers": [*headers, (CONTENT_TYPE, JSON.encode())]}
 
 
-def _check_type(request: Request, kinds: tuple[str, ...]) -> None:
-    """Bodies are JSON; who says nothing of its kind means that."""
+def _check_type(request: Request, kinds: tuple[str, ...], *, any_type: bool) -> None:
+    """Bodies are JSON; who says nothing of its kind means that. Of `any_type` are none from a page in a browser, which
+    may send forms to whomever it likes, and names its origin."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    if kind not in kinds and not (kind.startswith("application/") and kind.endswith("+json")):
+    is_json = kind in kinds or (kind.startswith("application/") and kind.endswith("+json"))
+    if not is_json and not (any_type and "origin" not in request.headers):
         raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
     packed = request.headers.get("content-encoding", PLAIN).strip().lower()
     if packed != PLAIN:

@@ -26,8 +26,10 @@ def worded_route(
     plain_response: Callable[[int, str], Response],
     *,
     json_bytes: JsonBytes = all_of_it,
+    any_type: bool = False,
 ) -> type[APIRoute]:
-    """The kind of route that answers with these errors. `plain_response`: of a status and a text."""
+    """The kind of route that answers with these errors. `plain_response`: of a status and a text. `json_bytes`,
+    `any_type`: as BodyBounds.handle takes them."""
 
     class WordedRoute(APIRoute):
         """Checks, does what it did, and words what went wrong."""
@@ -37,7 +39,7 @@ def worded_route(
 
             async def guarded(request: Request) -> Response:
                 try:
-                    return await bounds.handle(request, handle, at_once=False, json_bytes=json_bytes)
+                    return await bounds.handle(request, handle, at_once=False, json_bytes=json_bytes, any_type=any_type)
                 except QuireError as error:
                     request.scope[CALL].error = error
                     return as_response(as_sent(request.url.path, error))

@@ -57,7 +57,8 @@ class OllamaRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._card = card
-        route = worded_route(bounds, errors.as_response, errors.plain_response)
+        # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
+        route = worded_route(bounds, errors.as_response, errors.plain_response, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)

@@ -173,6 +173,10 @@ class Replica:
             self._next_at = at
             self._call_later(at - now, self._next_is_due)
 
+    def tokens_per_s(self) -> float:
+        """Generated of late; 0 where nothing was."""
+        return self.throughput.tokens_per_s(self._clock())
+
     def _next_is_due(self) -> None:
         self._next_at = -math.inf
         self.pump()

@@ -1,4 +1,4 @@
-"""Tokens per second over the last seconds in which there was work."""
+"""Tokens per second over the last seconds in which there was work, if these are not long ago."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Throughput:
             self._busy_s -= old_gap
             self._tokens -= old_tokens
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self._tokens / self._busy_s if self._busy_s else 0.0
+    def tokens_per_s(self, now: float) -> float:
+        """0 once no step has come for as long as the window is: what was is not what is."""
+        is_idle = self._last is None or now - self._last > WINDOW_S
+        return 0.0 if is_idle or not self._busy_s else self._tokens / self._busy_s

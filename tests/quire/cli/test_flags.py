@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 import pytest
 
 from quire.cli.flags import add_settings
+from quire.cli.main import COMMANDS, main
 from shared.settings import SERVICES
-from shared.settings.base import is_secret
+from shared.settings.base import OTHER_VARIABLES, is_secret
+
+ROOT = Path(__file__).parents[3]
+PAGES = [path for room in ("*.md", "k8s/*.md", "quire/**/*.md", "services/**/*.md") for path in ROOT.glob(room)]
+NO_VARIABLES = {"QUIRE_RECORDABLE"}  # a macro of the kernels
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -42,3 +49,16 @@ def test_a_name_given_twice_is_refused(words: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         parser.parse_args(words)
     assert "argument --lora: a is given twice" in capsys.readouterr().err
+
+
+def test_variables_that_commands_and_pages_name_stop_no_service(capsys: pytest.CaptureFixture[str]) -> None:
+    """One shell has those of all commands, and `quire up` is started from it, too."""
+    told = "".join(page.read_text() for page in PAGES)
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        told += capsys.readouterr().out
+    named = set(re.findall(r"\bQUIRE_[A-Z_]+\b", told)) - NO_VARIABLES
+    assert {"QUIRE_ADDRESS", "QUIRE_URL", "QUIRE_API_KEY"} <= named
+    known = {f"QUIRE_{service}_{name}".upper() for service, model in SERVICES.items() for name in model.model_fields}
+    assert named - known - OTHER_VARIABLES == set()

@@ -50,16 +50,17 @@ def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read(monkeypat
     assert "ok    weights" in text.stdout
 
 
-def test_a_port_that_is_taken_fails_and_says_which_flag_moves_it() -> None:
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+def test_a_port_that_is_taken_fails_and_says_which_flag_moves_it(flag: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        status, found = doctor("--http-port", str(taken.getsockname()[1]))
-    (finding,) = found["http_port"]
+        status, found = doctor(flag, str(taken.getsockname()[1]))
+    (finding,) = found[flag.removeprefix("--").replace("-", "_")]
     assert status == 1
     assert finding["level"] == "error"
     assert "is in use" in finding["found"]
-    assert "--http-port" in finding["advice"]
+    assert flag in finding["advice"]
 
 
 def test_a_running_cluster_is_found_and_its_ports_are_its_own() -> None:

@@ -7,12 +7,13 @@ import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from shared.rpc.server import REFLECTIONS, Server
+from shared.rpc import reflection
+from shared.rpc.server import Server
 
 LIST = pb.ServerReflectionRequest(list_services="")
 
 
-@pytest.mark.parametrize("service", REFLECTIONS)
+@pytest.mark.parametrize("service", reflection.SERVICES)
 async def test_what_is_no_question_is_answered_with_an_error(service: str, caplog: pytest.LogCaptureFixture) -> None:
     server = Server("127.0.0.1", 0, ("a.Service",))
     await server.start()
@@ -26,5 +27,5 @@ async def test_what_is_no_question_is_answered_with_an_error(service: str, caplo
     await server.stop(grace_s=0)
     assert answers[0].error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     listed = {one.name for one in answers[1].list_services_response.service}
-    assert listed == {"a.Service", "grpc.health.v1.Health", *REFLECTIONS}
+    assert listed == {"a.Service", "grpc.health.v1.Health", *reflection.SERVICES}
     assert not caplog.records

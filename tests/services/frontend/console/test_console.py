@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from quire import SamplingParams
+from quire.client import Client
 from quire.cluster import Cluster
 from services.frontend.console import routes
 from tests.e2e.conftest import running_cluster
@@ -44,6 +50,7 @@ def ask(browser: Browser, text: str) -> str:
     browser.evaluate(
         f"document.getElementById('prompt').value = {text!r};"
         "document.getElementById('temperature').value = 0;"
+        "document.getElementById('temperature').dispatchEvent(new Event('input'));"
         "document.getElementById('ask').requestSubmit()"
     )
     browser.wait("document.querySelector('.message.assistant footer, .message.error') !== null")
@@ -123,12 +130,43 @@ def test_a_schema_is_kept_to_and_what_is_no_json_is_said_so(browser: Browser) ->
     assert ask(browser, "Who are you?").startswith("schema: ")
 
 
+@contextmanager
+def streaming(cluster: Cluster, count: int = 8) -> Iterator[None]:
+    """So many streams at any time, each of which is another one's when it has ended."""
+    over = threading.Event()
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+
+    def follow(number: int) -> None:
+        with Client(cluster.grpc_address) as client:
+            while not over.is_set():
+                with contextlib.closing(client.stream(f"{number} foxes " * 9, params)) as stream:
+                    for _ in stream:
+                        if over.is_set():
+                            break
+
+    with ThreadPoolExecutor(count) as threads:
+        followed = [threads.submit(follow, number) for number in range(count)]
+        try:
+            yield
+        finally:
+            over.set()
+    for one in followed:
+        one.result()
+
+
 @NO_BROWSER
-def test_the_map_shows_workers_come_and_go(browser: Browser, cluster: Cluster) -> None:
+def test_the_map_shows_what_runs_workers_that_come_and_go_and_sequences_that_move(
+    browser: Browser, cluster: Cluster
+) -> None:
     browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
     browser.wait("document.querySelectorAll('#map .box').length === 4")
-    picture(browser, "cluster")
-    cluster.process("worker-1").signal(signal.SIGKILL)
-    browser.wait("document.getElementById('events').innerText.includes('worker-1 is gone')")
-    browser.wait("document.getElementById('events').innerText.includes('worker-1 is here')")
+    with streaming(cluster):
+        browser.wait("document.querySelectorAll('#map .link.busy').length === 3")  # the frontend's, both workers'
+        browser.wait("[...document.querySelectorAll('#map .used')].every(bar => bar.getAttribute('width') > 0)")
+        cluster.process("worker-1").signal(signal.SIGKILL)
+        browser.wait("/sequences? moved to other workers/.test(document.getElementById('events').innerText)")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 is gone')")
+        browser.wait("document.getElementById('events').innerText.includes('worker-1 is here')")
+        browser.wait("document.querySelectorAll('#map .link.busy').length === 3")
+        picture(browser, "cluster")
     assert browser.evaluate("document.querySelectorAll('#map .box').length") == 4

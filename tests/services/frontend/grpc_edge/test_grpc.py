@@ -233,13 +233,29 @@ async def test_a_client_made_from_reflection_alone(frontend: Running, version: s
     assert "".join([message.text async for message in call(request_)]) == TEXT
 
 
-async def _learn(channel: grpc.aio.Channel, symbol: str, pool: descriptor_pool.DescriptorPool, version: str) -> None:
-    """Everything the symbol's file needs, imports first."""
-    ask_server = channel.stream_stream(
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_every_service_that_reflection_lists_it_also_describes(frontend: Running, version: str) -> None:
+    ask_server = _reflection(frontend.channel, version)
+    reply = await anext(aiter(ask_server(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))))
+    listed = [service.name for service in reply.list_services_response.service]
+    assert {f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha")} < set(listed)
+    for name in listed:
+        pool = descriptor_pool.DescriptorPool()
+        await _learn(frontend.channel, name, pool, version)
+        assert pool.FindServiceByName(name).methods, name
+
+
+def _reflection(channel: grpc.aio.Channel, version: str) -> grpc.aio.StreamStreamMultiCallable:
+    return channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
+
+
+async def _learn(channel: grpc.aio.Channel, symbol: str, pool: descriptor_pool.DescriptorPool, version: str) -> None:
+    """Everything the symbol's file needs, imports first."""
+    ask_server = _reflection(channel, version)
 
     async def fetch(**ask: str) -> descriptor_pb2.FileDescriptorProto:
         call = ask_server(iter([reflection_pb2.ServerReflectionRequest(**ask)]))

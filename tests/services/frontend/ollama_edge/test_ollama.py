@@ -178,3 +178,18 @@ async def test_an_error_behind_the_first_line_is_the_last_line(talking_model: Pa
         reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "0.5"})
     first, *_, last = [json.loads(line) for line in reply.text.splitlines()]
     assert (reply.status_code, first["done"], list(last)) == (200, False, ["error"])
+
+
+async def test_curl_needs_no_content_type_and_pages_in_browsers_do(talking_model: Path) -> None:
+    """As Ollama's pages call it: `curl URL -d BODY`, which says that the body is a form."""
+    body = json.dumps({"model": "talking", "prompt": "How is the weather?", "stream": False})
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    async with serving(talking_model, "It is sunny.") as (frontend, _, _script):
+        answer = await frontend.http.post("/api/generate", content=body, headers=form)
+        shown = await frontend.http.post("/api/show", content='{"model": "talking"}', headers=form)
+        page = {**form, "origin": "https://elsewhere.example"}
+        refused = await frontend.http.post("/api/generate", content=body, headers=page)
+    assert (answer.status_code, answer.json()["response"]) == (200, "It is sunny.")
+    assert shown.status_code == 200
+    assert refused.status_code == 400
+    assert "content-type" in refused.json()["error"]

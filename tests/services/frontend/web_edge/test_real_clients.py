@@ -16,13 +16,16 @@ from tests.services.frontend.talking import talking, talking_folder
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("clients.cjs")
-PACKAGES = "@connectrpc/connect @connectrpc/connect-web @connectrpc/connect-node @bufbuild/protobuf grpc-web xhr2"
+# Those of @connectrpc want each other in the very same version, and do not always come out together.
+PACKAGES = (
+    "@connectrpc/connect@2.1 @connectrpc/connect-web@2.1 @connectrpc/connect-node@2.1 @bufbuild/protobuf grpc-web xhr2"
+)
 
 
 def packages() -> str:
-    folder = os.environ.get("QUIRE_TEST_NODE_MODULES", "")
+    folder = os.environ.get("TEST_NODE_MODULES", "")
     if shutil.which("node") is None or not (Path(folder) / "@connectrpc" / "connect-web").is_dir():
-        pytest.skip(f"needs node and QUIRE_TEST_NODE_MODULES=FOLDER/node_modules: npm install {PACKAGES}")
+        pytest.skip(f"needs node and TEST_NODE_MODULES=FOLDER/node_modules: npm install {PACKAGES}")
     return folder
 
 
