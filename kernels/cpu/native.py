@@ -24,6 +24,7 @@ SIGNATURES = {
     "gated_delta_rule": "iniiiiiiiiiiiippppppppppp",
     "gated_norm": "iniiifpppp",
     "head_linear": "iniiiiippp",
+    "integer_linear": "niipppppp",
     "latent_attention": "iniiiiifppiippppp",
     "latent_store": "iniiiifppppppp",
     "linear": "iniipppp",
@@ -62,6 +63,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         declare(library, name, None, *(_TYPES[letter] for letter in signature))
     declare(library, "packed_bytes", integer, integer, integer, integer)
     declare(library, "has_codes", integer)
+    declare(library, "has_integers", integer)
     declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
     declare(library, "low_rank_spans", None, *[integer] * 3, pointer, pointer)
     declare(library, "ends_of_matches", None, *[integer] * 3, pointer, integer, *[pointer] * 3)

@@ -1,7 +1,8 @@
-"""Products with quantized weights: kernels/reference/quantized_linear.py. Activations stay in x's dtype.
+"""Products with quantized weights: kernels/reference/quantized_linear.py.
 
-Codes are kept as they are for x in bfloat16, on processors that can look them up in registers (codes.h); elsewhere they
-are widened once, when the weight is loaded.
+Codes are kept as they are for x in bfloat16, on processors that can look them up in registers (codes.h), and x stays as
+it is. Integers of 8 bits meet such activations where the weight says so, its scales are those of whole rows, and the
+processor multiplies them (integer_linear.cpp). Elsewhere weights are widened once, when they are loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kernels.reference.quantized_linear import QuantizedWeight
 Tensor = torch.Tensor
 WIDTH = 32  # columns: groups are whole multiples
 FP8 = torch.float8_e4m3fn
+PANEL = 8  # blocks of columns that lie side by side: quantized_linear.cpp
+LONGEST = 2**17  # columns: products of integers add up in 32 bits
 HALF = 0.5  # by which the magnitudes of integers of 8 bits are too large
 
 
@@ -35,10 +38,22 @@ class PackedCodes:
     owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
 
 
-Packed = PackedCodes | PackedWeight | LinearWeight
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """Of 8 bits, for activations that become such."""
+
+    in_features: int
+    out_features: int
+    pointers: tuple[int | None, ...]  # scale of all activations, codes, scales, bias
+    owners: tuple[Tensor | None, ...]
+
+
+Packed = PackedCodes | PackedIntegers | PackedWeight | LinearWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
+    if _meets_integers(weight, dtype):
+        return _prepare_integers(weight)
     lanes = LIBRARY.quire_has_codes()
     whole = weight.codes.size(1) % WIDTH == 0 and (weight.group_size % WIDTH == 0 or weight.scales.size(1) == 1)
     bias_fits = weight.bias is None or weight.bias.dtype is dtype
@@ -54,10 +69,44 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
     scales, zeros = _by_block(weight.scales.float(), lanes), None if zeros is None else _by_block(zeros, lanes)
     order = None if weight.order is None else weight.order.int()
     bias = None if weight.bias is None else weight.bias.contiguous()
-    tensors = (_aligned(pack(padded, lanes)), scales, zeros, table, bias)
-    pointers = tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    tensors = (_aligned(_in_panels(pack(padded, lanes))), scales, zeros, table, bias)
+    pointers = _pointers(tensors)
     place = None if order is None else order.data_ptr()
     return PackedCodes(weight.bits, in_features, out_features, group_size, zero, pointers, place, (*tensors, order))
+
+
+def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    wanted, columns = weight.activations, weight.codes.size(1)
+    return (
+        wanted is not None
+        and LIBRARY.quire_has_integers() > 0
+        and dtype is torch.bfloat16
+        and wanted.dtype is weight.codes.dtype is torch.int8
+        and wanted.group_size in (0, columns)
+        and weight.scales.size(1) == 1
+        and weight.zeros is None
+        and weight.order is None
+        and columns % WIDTH == 0
+        and columns <= LONGEST
+        and (weight.bias is None or weight.bias.dtype is dtype)
+    )
+
+
+def _prepare_integers(weight: QuantizedWeight) -> PackedIntegers:
+    assert weight.activations is not None
+    lanes = LIBRARY.quire_has_integers()
+    out_features, in_features = weight.codes.shape
+    padded = torch.nn.functional.pad(weight.codes.view(torch.uint8) ^ 0x80, (0, 0, 0, -out_features % lanes))
+    fours = padded.view(-1, lanes, in_features // 4, 4).transpose(1, 2).flatten(2)  # [blocks, units, 64]
+    scales = torch.nn.functional.pad(weight.scales.float().flatten(), (0, -out_features % lanes))
+    given = None if weight.activations.scale is None else weight.activations.scale.float().contiguous()
+    bias = None if weight.bias is None else weight.bias.contiguous()
+    tensors = (given, _aligned(_in_panels(fours)), scales, bias)
+    return PackedIntegers(in_features, out_features, _pointers(tensors), tensors)
+
+
+def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[int | None, ...]:
+    return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
 def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Tensor]:
@@ -82,22 +131,27 @@ def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Te
 
 
 def _nibbles(codes: Tensor, lanes: int) -> Tensor:
-    """[out_features, in_features] -> [blocks, units, lanes, 2] words of 16 bits: four steps of a pair each"""
+    """[out_features, in_features] -> [blocks, units, 64]: lanes of pairs of words of 16 bits, four steps in each"""
     pairs = codes.view(codes.size(0) // lanes, lanes, -1, 4, 2).permute(0, 2, 1, 4, 3).int()
     words = pairs[..., 0] | pairs[..., 1] << 4 | pairs[..., 2] << 8 | pairs[..., 3] << 12
-    return words.to(torch.int16).contiguous().view(torch.uint8)
+    return words.to(torch.int16).contiguous().view(torch.uint8).view(*words.shape[:2], -1)
 
 
 def _bytes(codes: Tensor, lanes: int) -> Tensor:
-    """[out_features, in_features] -> [blocks, units, quarters, 2 steps, columns of a quarter, 2]"""
+    """[out_features, in_features] -> [blocks, units, 64]: quarters of 2 steps of their columns' pairs"""
     pairs = codes.view(codes.size(0) // lanes, 4, lanes // 4, -1, 2, 2)
-    return pairs.permute(0, 3, 1, 4, 2, 5).contiguous()
+    return pairs.permute(0, 3, 1, 4, 2, 5).flatten(2)
 
 
 def _by_block(values: Tensor, lanes: int) -> Tensor:
-    """[out_features, groups] -> [blocks, groups, lanes]"""
+    """[out_features, groups] -> [panels, groups, blocks of the panel, lanes], flat"""
     padded = torch.nn.functional.pad(values, (0, 0, 0, -values.size(0) % lanes))
-    return padded.view(-1, lanes, values.size(1)).transpose(1, 2).contiguous()
+    return _in_panels(padded.view(-1, lanes, values.size(1)).transpose(1, 2))
+
+
+def _in_panels(blocks: Tensor) -> Tensor:
+    """[blocks, n, m] -> [panels, n, blocks of the panel, m], flat; the last panel may have fewer"""
+    return torch.cat([panel.transpose(0, 1).flatten() for panel in blocks.split(PANEL)])
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -108,17 +162,15 @@ def _aligned(packed: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
+    if type(weight) is PackedIntegers:
+        return _integer_linear(x, weight)
     if type(weight) is not PackedCodes:
         return linear(x, weight)
-    rows, in_features = x.shape
-    assert x.dtype is torch.bfloat16
-    assert in_features == weight.in_features
-    assert x.is_contiguous()
-    out = calls.empty(rows, weight.out_features, dtype=x.dtype)
+    rows, out = x.size(0), _result(x, weight)
     calls.quantized_linear(
         weight.bits,
         rows,
-        in_features,
+        weight.in_features,
         weight.out_features,
         weight.group_size,
         weight.zero,
@@ -128,3 +180,16 @@ def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
         out.data_ptr(),
     )
     return out
+
+
+def _integer_linear(x: Tensor, weight: PackedIntegers) -> Tensor:
+    rows, out = x.size(0), _result(x, weight)
+    calls.integer_linear(rows, weight.in_features, weight.out_features, x.data_ptr(), *weight.pointers, out.data_ptr())
+    return out
+
+
+def _result(x: Tensor, weight: PackedCodes | PackedIntegers) -> Tensor:
+    assert x.dtype is torch.bfloat16
+    assert x.size(1) == weight.in_features
+    assert x.is_contiguous()
+    return calls.empty(x.size(0), weight.out_features, dtype=x.dtype)

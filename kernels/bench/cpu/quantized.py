@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
 from kernels import cpu
 from kernels.bench.cpu.linear import COLD, COLD_BYTES
 from kernels.bench.timing import Row, medians
-from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 
-ROWS = (1, 4, 8, 32, 256)
+ROWS = (1, 2, 4, 8, 32, 256)
 
 
 def four_bits(out_features: int, in_features: int, group: int) -> QuantizedWeight:
@@ -25,7 +26,12 @@ def eight_bits(out_features: int, in_features: int, group: int) -> QuantizedWeig
     return QuantizedWeight(codes, torch.rand(out_features, in_features // group), None, group, 8)
 
 
+def integers(out_features: int, in_features: int) -> QuantizedWeight:
+    return replace(eight_bits(out_features, in_features, in_features), activations=QuantizedActivations(torch.int8))
+
+
 SCHEMES: dict[str, Callable[[int, int], QuantizedWeight]] = {
+    "int8 x int8": integers,
     "int8": lambda rows, columns: eight_bits(rows, columns, columns),
     "int8 32": lambda rows, columns: eight_bits(rows, columns, 32),
     "int4 128": lambda rows, columns: four_bits(rows, columns, 128),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
+from quire.quantize import quantization_config
 from shared.errors import InvalidArgument
 
 TINY = "tiny"
@@ -107,6 +109,16 @@ CONFIGS["llama3-8b-awq"] = {
         "modules_to_not_convert": None,
     },
 }
+
+CONFIGS["qwen3-1.7b"] = {**CONFIGS["qwen3-0.6b"], "hidden_size": 2048, "intermediate_size": 6144}
+
+# What `quire quantize --to KIND --lm-head` writes of checkpoints of these shapes.
+for _shape, _kind in itertools.product(("qwen3-0.6b", "qwen3-1.7b"), ("int8", "w4a16")):
+    CONFIGS[f"{_shape}-{_kind}"] = {
+        **CONFIGS[_shape],
+        "tie_word_embeddings": False,
+        "quantization_config": quantization_config(_kind, 128 if _kind == "w4a16" else 0, head=True),
+    }
 
 # A quarter of the layers of Qwen3-Next-80B-A3B, so that one GPU of 80 GB has room for them.
 CONFIGS["qwen3-next-12-layers"] = {

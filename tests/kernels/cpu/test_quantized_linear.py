@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels import cpu
-from kernels.cpu.quantized_layers import PackedCodes
+from kernels.cpu.quantized_layers import PackedCodes, PackedIntegers
 from kernels.cpu.tape import Tape
-from kernels.reference.quantized_linear import QuantizedWeight
-from tests.kernels.cpu.closeness import needs_library
+from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from kernels.reference.quantized_linear import quantized_linear as reference
+from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)
 
@@ -90,10 +93,85 @@ def test_a_row_has_the_same_bits_in_any_batch(name):
             assert torch.equal(cpu.quantized_linear(x[first : first + rows], packed), whole[first : first + rows]), rows
 
 
-def test_is_recorded_on_a_tape():
-    weight = integers(64, 128, 32, 4, order=torch.randperm(128))
+BY_TOKEN = QuantizedActivations(torch.int8)
+STATIC = QuantizedActivations(torch.int8, scale=torch.tensor([0.02]))
+MET_BY_INTEGERS = {
+    "a scale a token": lambda: replace(signed(100, 416), activations=BY_TOKEN),
+    "one of all tokens": lambda: replace(signed(64, 1024), activations=STATIC),
+    "several panels": lambda: replace(signed(300, 96), activations=BY_TOKEN),
+    "biased": lambda: replace(signed(130, 320), activations=BY_TOKEN, bias=torch.randn(130).bfloat16()),
+}
+
+
+@pytest.mark.parametrize("name", MET_BY_INTEGERS)
+def test_activations_become_integers_where_the_weight_says_so(name):
+    weight = MET_BY_INTEGERS[name]()
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
-    if type(packed) is not PackedCodes:
+    if type(packed) is not PackedIntegers:
+        pytest.skip("this processor does not multiply integers of 8 bits: activations stay as they are")
+    for rows in ROWS:
+        x = torch.randn(rows, weight.codes.size(1)).to(BFLOAT16)
+        x[rows // 2] *= 40  # a scale of its own
+        x[rows // 3] = 0
+        assert_close(cpu.quantized_linear(x, packed), reference(x, weight), units=2)
+
+
+@pytest.mark.parametrize("name", MET_BY_INTEGERS)
+def test_such_a_row_has_the_same_bits_in_any_batch(name):
+    weight = MET_BY_INTEGERS[name]()
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    x = torch.randn(300, weight.codes.size(1)).to(BFLOAT16)
+    whole = cpu.quantized_linear(x, packed)
+    for rows in (*ROWS, 255):
+        for first in (0, 1, 300 - rows):
+            assert torch.equal(cpu.quantized_linear(x[first : first + rows], packed), whole[first : first + rows]), rows
+
+
+def test_the_largest_codes_of_the_longest_rows_do_not_overflow():
+    codes = torch.full((17, 2**17), -128, dtype=torch.int8)
+    weight = QuantizedWeight(codes, torch.ones(17, 1), None, 2**17, 8, activations=BY_TOKEN)
+    x = torch.ones(2, 2**17).to(BFLOAT16)
+    want = torch.full((2, 17), -128.0 * 2**17).to(BFLOAT16)
+    assert torch.equal(cpu.quantized_linear(x, cpu.prepare_quantized_linear(weight, BFLOAT16)), want)
+
+
+def test_what_is_not_a_number_stays_none_and_in_its_row():
+    weight = MET_BY_INTEGERS["a scale a token"]()
+    x = torch.randn(3, 416).to(BFLOAT16)
+    x[1, 7] = torch.nan
+    out = cpu.quantized_linear(x, cpu.prepare_quantized_linear(weight, BFLOAT16))
+    assert out.isnan().any(1).tolist() == [False, True, False]
+    assert out[1].isnan().all()
+
+
+def groups(weight: QuantizedWeight) -> QuantizedWeight:
+    return replace(weight, scales=weight.scales.expand(-1, 13).contiguous(), group_size=32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        groups,
+        lambda weight: replace(weight, zeros=torch.ones(100, 1)),
+        lambda weight: replace(weight, order=torch.arange(416)),
+    ],
+    ids=["groups", "zero points", "an order"],
+)
+def test_activations_stay_as_they_are_beside_weights_that_integers_do_not_meet(other):
+    weight = other(MET_BY_INTEGERS["a scale a token"]())
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    x = torch.randn(5, 416).to(BFLOAT16)
+    assert type(packed) is not PackedIntegers
+    assert close(cpu.quantized_linear(x, packed), x, weight, packed)
+
+
+@pytest.mark.parametrize("activations", [None, BY_TOKEN], ids=["codes", "integers"])
+def test_is_recorded_on_a_tape(activations):
+    weight = integers(64, 128, 32, 4, order=torch.randperm(128))
+    if activations is not None:
+        weight = replace(signed(64, 128), activations=activations)
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    if type(packed) not in (PackedCodes, PackedIntegers):
         pytest.skip("this processor has no look-ups of bytes: weights are widened at load")
     x, tape = torch.randn(9, 128).to(BFLOAT16), Tape(num_tokens=9)
     with tape.recording():

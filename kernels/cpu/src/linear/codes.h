@@ -8,14 +8,13 @@
 //   -128 has one; what that is too much is taken away with the zero point).
 #pragma once
 
+#include "panels.h"
 #include "simd.h"
 
 #if defined(QUIRE_BF16_DOT) && defined(__AVX512VBMI__)
 #define QUIRE_CODES 1
 
 namespace quire {
-
-constexpr int BYTES = 64;
 
 struct FourBits {
   static constexpr int STEPS = 4;  // of 64 bytes

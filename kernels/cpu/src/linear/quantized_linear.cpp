@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "linear.h"
+#include "panels.h"
 #include "parallel.h"
 #include "tape.h"
 
@@ -16,23 +17,18 @@
 namespace quire {
 namespace {
 
-constexpr int64_t ROW_BLOCK = 128;    // rows whose sums wait in the cache while k advances
-constexpr int64_t CHUNK_STEPS = 128;  // of a panel that is widened for many rows: 24 KB of it stay in L1
-constexpr int TALL_BLOCKS = 3;        // of such a panel: with eight rows, as many sums as registers hold
-
-// What is asked for while few rows are multiplied, into L1: codes so many times 64 bytes ahead, scales so many groups;
-// at a tile's end those of the next one. Cold weights, 4096 x 1024, one row, one busy thread of a Zen 5
-// (kernels.bench.cpu quantized), with codes asked into L2, nothing across tiles and no scales -> with all of it: 8 bits
-// 169 -> 142 us, groups of 32 226 -> 167; 4 bits, groups of 128 95 -> 76, of 32 129 -> 88. 12 to 24 units and 8 groups
-// give the same or less.
-constexpr int64_t AHEAD = 32;
-constexpr int64_t GROUPS_AHEAD = 4;
+constexpr int64_t ROW_BLOCK = 128;   // rows whose sums wait in the cache while k advances
+constexpr int64_t TILE_ROWS = 3;     // with all blocks of a panel: as many sums as registers hold
+constexpr int64_t FEW_ROWS = 8;      // a tile after the other passes over the panel, which stays in L2
+constexpr int64_t CHUNK_STEPS = 32;  // of a panel that are widened for more rows: 16 KB of them stay in L1
+constexpr int TALL_BLOCKS = 4;       // of those at a time
+constexpr int64_t TALL_ROWS = 6;     // with them: as many sums as registers hold
 
 struct Quantized {
   int64_t rows, in_features, out_features, group;  // group: columns that share a scale
   const bf16* x;
-  const uint8_t* codes;   // [blocks][in_features / 2 / STEPS][BYTES]
-  const float* scales;    // [blocks][groups][W]
+  const uint8_t* codes;   // [panels][in_features / 2 / STEPS][blocks of the panel][BYTES]
+  const float* scales;    // [panels][groups][blocks of the panel][W]
   const float* zeros;     // the same, or null: all of them are `zero`
   float zero;
   const uint16_t* table;  // bfloat16: 16 values, or 128 magnitudes
@@ -50,62 +46,57 @@ class QuantizedLayer {
   }
 
   void run() const {
-    const int64_t panel = panel_blocks(q_.rows);
-    const int64_t panels = (blocks_ + panel - 1) / panel, row_blocks = (q_.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t panels = num_panels(blocks_), row_blocks = (q_.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const double bytes = double(blocks_) * units_ * BYTES;
     const double products = double(q_.rows) * blocks_ * W * q_.in_features;
-    const double nanoseconds = std::max(bytes / 45, products / 200);
+    const double nanoseconds = std::max(bytes / 55, products / 200);
     parallel_for(panels * row_blocks, grain_for(panels * row_blocks, nanoseconds), nanoseconds,
                  [&](int64_t begin, int64_t end) {
                    for (int64_t piece = begin; piece < end; piece++) {
-                     const int64_t row = piece / panels * ROW_BLOCK, block = piece % panels * panel;
-                     run_piece(row, std::min(q_.rows - row, ROW_BLOCK), block, std::min(block + panel, blocks_));
+                     const int64_t row = piece / panels * ROW_BLOCK;
+                     run_piece(row, std::min(q_.rows - row, ROW_BLOCK), panel_of(piece % panels, blocks_));
                    }
                  });
   }
 
  private:
-  static int64_t panel_blocks(int64_t rows) { return rows == 1 ? 8 : rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 8 ? 2 : 3; }
+  const uint8_t* codes_of(const Panel& panel, int64_t unit, int64_t block) const {
+    return q_.codes + (panel.block * units_ + unit * panel.width + block) * BYTES;
+  }
 
-  void run_piece(int64_t row, int64_t rows, int64_t block, int64_t end) const {
-    switch (rows) {
-      case 1: return panels<1, 8>(row, block, end);
-      case 2: return panels<2, 6>(row, block, end);
-      case 3: return panels<3, 4>(row, block, end);
-      case 4: return panels<4, 4>(row, block, end);
-      case 5: return panels<5, 2>(row, block, end);
-      case 6: return panels<6, 2>(row, block, end);
-      case 7: return panels<7, 2>(row, block, end);
-      case 8: return panels<8, 2>(row, block, end);
+  void run_piece(int64_t row, int64_t rows, const Panel& panel) const {
+    if (rows > FEW_ROWS) return tall_panel(row, rows, panel);
+    const int64_t count = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t tile = 0; tile < count; tile++) {
+      const int64_t first = rows * tile / count, height = rows * (tile + 1) / count - first;
+      switch (height) {
+        case 1: tiles<1, PANEL>(row + first, panel); break;
+        case 2: tiles<2, PANEL>(row + first, panel); break;
+        default: tiles<TILE_ROWS, PANEL>(row + first, panel);
+      }
     }
-    for (; block + TALL_BLOCKS <= end; block += TALL_BLOCKS) tall_panel<TALL_BLOCKS>(row, rows, block);
-    for (; block < end; block++) tall_panel<1>(row, rows, block);
   }
 
   template <int M, int NV>
-  void panels(int64_t row, int64_t block, int64_t end) const {
-    for (; block + NV <= end; block += NV) tile<M, NV>(row, block);
-    if constexpr (NV > 1) panels<M, NV / 2>(row, block, end);
+  void tiles(int64_t row, const Panel& panel, int64_t block = 0) const {  // from `block` on
+    for (; block + NV <= panel.width; block += NV) tile<M, NV>(row, panel, block);
+    if constexpr (NV > 1) tiles<M, NV / 2>(row, panel, block);
   }
 
   // Few rows: codes are widened where they are multiplied.
   template <int M, int NV>
-  void tile(int64_t row, int64_t block) const {
+  void tile(int64_t row, const Panel& panel, int64_t block) const {
     vf totals[M][NV] = {};
     const char* x = reinterpret_cast<const char*>(q_.x + row * q_.in_features);
     const int64_t stride = q_.in_features * sizeof(bf16);
-    const uint8_t* codes = q_.codes + block * units_ * BYTES;
-    int64_t left = units_;
+    const uint8_t* codes = codes_of(panel, 0, block);
     for (int64_t group = 0; group < groups_; group++) {
       vf sums[M][NV] = {};
-      for (int64_t step = 0; step < steps_; step += Codes::STEPS, left--) {
-        const int64_t ahead = (left > AHEAD ? AHEAD : AHEAD + (NV - 1) * units_) * BYTES;
+      for (int64_t step = 0; step < steps_; step += Codes::STEPS) {
 #pragma GCC unroll 32
         for (int n = 0; n < NV; n++) {
           __m512i pairs[Codes::STEPS];
-          const uint8_t* from = codes + n * units_ * BYTES;
-          __builtin_prefetch(from + ahead, 0, 3);
-          codes_.widen(_mm512_loadu_si512(from), pairs);
+          codes_.widen(_mm512_loadu_si512(codes + n * BYTES), pairs);
 #pragma GCC unroll 32
           for (int s = 0; s < Codes::STEPS; s++) {
 #pragma GCC unroll 32
@@ -113,111 +104,116 @@ class QuantizedLayer {
               sums[m][n] = DotTile::multiply_add(x + m * stride + s * 4, pairs[s], sums[m][n]);
           }
         }
-        codes += BYTES;
+        codes += panel.width * BYTES;
         x += Codes::STEPS * 4;
       }
-      const int64_t next = group + GROUPS_AHEAD < groups_ ? block : block + NV - 1;
-#pragma GCC unroll 32
-      for (int n = 0; n < NV; n++) ask_for_group(next + n, group + GROUPS_AHEAD);
 #pragma GCC unroll 32
       for (int m = 0; m < M; m++) {
 #pragma GCC unroll 32
-        for (int n = 0; n < NV; n++) totals[m][n] = with_group(totals[m][n], sums[m][n], row + m, block + n, group);
+        for (int n = 0; n < NV; n++) totals[m][n] = with_group(totals[m][n], sums[m][n], row + m, panel, block + n, group);
       }
     }
 #pragma GCC unroll 32
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 32
-      for (int n = 0; n < NV; n++) finish(totals[m][n], row + m, block + n);
+      for (int n = 0; n < NV; n++) finish(totals[m][n], row + m, panel.block + block + n);
     }
   }
 
-  // Many rows: some of a group is widened once, and all rows pass over it while it is in L1.
-  template <int NV>
-  void tall_panel(int64_t row, int64_t rows, int64_t block) const {
-    float* waiting = static_cast<float*>(scratch(1, 2 * rows * NV * W * sizeof(float)));
-    float* totals = waiting + rows * NV * W;
-    uint32_t* wide = static_cast<uint32_t*>(scratch(4, NV * CHUNK_STEPS * W * sizeof(uint32_t)));
-    std::memset(totals, 0, rows * NV * W * sizeof(float));
+  // More rows: some of a group is widened once, and all rows pass over it while it is in L1 and what comes next is asked
+  // for.
+  void tall_panel(int64_t row, int64_t rows, const Panel& panel) const {
+    float* waiting = static_cast<float*>(scratch(1, 2 * rows * PANEL * W * sizeof(float)));
+    float* totals = waiting + rows * PANEL * W;
+    uint32_t* wide = static_cast<uint32_t*>(scratch(4, PANEL * CHUNK_STEPS * W * sizeof(uint32_t)));
+    std::memset(totals, 0, rows * PANEL * W * sizeof(float));
     for (int64_t group = 0; group < groups_; group++) {
       for (int64_t step = 0; step < steps_; step += CHUNK_STEPS) {
         const int64_t count = std::min(CHUNK_STEPS, steps_ - step);
-        widen_chunk<NV>(block, group * steps_ + step, count, wide);
-        const Piece piece{group * steps_ + step, count, step == 0, step + count == steps_};
-        const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-        for (int64_t tile = 0; tile < tiles; tile++) {
-          const int64_t first = rows * tile / tiles, height = rows * (tile + 1) / tiles - first;
-          const int64_t place = first * NV * W;
-          chunk_of<NV>(height, row + first, block, group, piece, wide, waiting + place, totals + place);
-        }
+        Piece piece{panel, group, group * steps_ + step, count, step == 0, step + count == steps_, nullptr, 0};
+        piece.ahead = widen_chunk(piece, wide);
+        piece.lines_ahead = count / Codes::STEPS * panel.width;
+        int64_t block = 0;
+        for (; block + TALL_BLOCKS <= panel.width; block += TALL_BLOCKS)
+          chunk_tiles<TALL_BLOCKS>(row, rows, piece, block, wide, waiting, totals);
+        for (; block < panel.width; block++) chunk_tiles<1>(row, rows, piece, block, wide, waiting, totals);
       }
     }
     for (int64_t m = 0; m < rows; m++)
-      for (int n = 0; n < NV; n++) finish(load(totals + (m * NV + n) * W), row + m, block + n);
+      for (int64_t n = 0; n < panel.width; n++) finish(load(totals + (m * PANEL + n) * W), row + m, panel.block + n);
   }
 
   struct Piece {
+    Panel panel;
+    int64_t group;
     int64_t step, count;  // of the row's steps
     bool first, last;     // of its group
+    const uint8_t* ahead;  // codes that come next
+    int64_t lines_ahead;   // of them, that nobody has asked for
   };
 
-  template <int NV>
-  void widen_chunk(int64_t block, int64_t step, int64_t count, uint32_t* wide) const {
-    for (int n = 0; n < NV; n++) {
-      const uint8_t* codes = q_.codes + ((block + n) * units_ + step / Codes::STEPS) * BYTES;
-      uint32_t* to = wide + n * CHUNK_STEPS * W;
-      for (int64_t i = 0; i < count; i += Codes::STEPS, codes += BYTES) {
+  // Returns where the next one's codes are.
+  const uint8_t* widen_chunk(const Piece& piece, uint32_t* wide) const {
+    const uint8_t* codes = codes_of(piece.panel, piece.step / Codes::STEPS, 0);
+    for (int64_t i = 0; i < piece.count; i += Codes::STEPS) {
+      for (int64_t n = 0; n < piece.panel.width; n++, codes += BYTES) {
         __m512i pairs[Codes::STEPS];
-        __builtin_prefetch(codes + CHUNK_STEPS / Codes::STEPS * BYTES, 0, 2);
         codes_.widen(_mm512_loadu_si512(codes), pairs);
 #pragma GCC unroll 32
-        for (int s = 0; s < Codes::STEPS; s++) _mm512_storeu_si512(to + (i + s) * W, pairs[s]);
+        for (int s = 0; s < Codes::STEPS; s++) _mm512_storeu_si512(wide + (n * CHUNK_STEPS + i + s) * W, pairs[s]);
       }
     }
+    return codes;
   }
 
   template <int NV>
-  void chunk_of(int64_t height, int64_t row, int64_t block, int64_t group, const Piece& piece, const uint32_t* wide,
-                float* waiting, float* totals) const {
-    switch (height) {  // an even split of more than eight rows leaves no smaller tile
-      case 5: return chunk_tile<5, NV>(row, block, group, piece, wide, waiting, totals);
-      case 6: return chunk_tile<6, NV>(row, block, group, piece, wide, waiting, totals);
-      case 7: return chunk_tile<7, NV>(row, block, group, piece, wide, waiting, totals);
-      case 8: return chunk_tile<8, NV>(row, block, group, piece, wide, waiting, totals);
-      default: return chunk_tile<4, NV>(row, block, group, piece, wide, waiting, totals);
+  void chunk_tiles(int64_t row, int64_t rows, Piece& piece, int64_t block, const uint32_t* wide, float* waiting,
+                   float* totals) const {
+    const int64_t tiles = (rows + TALL_ROWS - 1) / TALL_ROWS;
+    wide += block * CHUNK_STEPS * W;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const int64_t first = rows * tile / tiles, height = rows * (tile + 1) / tiles - first;
+      const int64_t place = (first * PANEL + block) * W;
+      switch (height) {  // an even split leaves no smaller tile
+        case 3: chunk_tile<3, NV>(row + first, piece, block, wide, waiting + place, totals + place); break;
+        case 5: chunk_tile<5, NV>(row + first, piece, block, wide, waiting + place, totals + place); break;
+        case 6: chunk_tile<6, NV>(row + first, piece, block, wide, waiting + place, totals + place); break;
+        default: chunk_tile<4, NV>(row + first, piece, block, wide, waiting + place, totals + place);
+      }
     }
   }
 
   template <int M, int NV>
-  void chunk_tile(int64_t row, int64_t block, int64_t group, const Piece& piece, const uint32_t* wide, float* waiting,
+  void chunk_tile(int64_t row, Piece& piece, int64_t block, const uint32_t* wide, float* waiting,
                   float* totals) const {
+    constexpr int64_t ROW = PANEL * W;
     vf sums[M][NV] = {};
     if (!piece.first) {
 #pragma GCC unroll 32
-      for (int i = 0; i < M * NV; i++) sums[i / NV][i % NV] = load(waiting + i * W);
+      for (int i = 0; i < M * NV; i++) sums[i / NV][i % NV] = load(waiting + i / NV * ROW + i % NV * W);
     }
     const char* x = reinterpret_cast<const char*>(q_.x + row * q_.in_features + 2 * piece.step);
-    accumulate<DotTile, M, NV>({x, int64_t(q_.in_features * sizeof(bf16)), piece.count}, wide, CHUNK_STEPS * W, sums);
+    const TileInput in{x, int64_t(q_.in_features * sizeof(bf16)), piece.count};
+    if (piece.lines_ahead > 0) {
+      accumulate<DotTile, M, NV, 1>(in, wide, CHUNK_STEPS * W, sums, reinterpret_cast<const uint32_t*>(piece.ahead));
+      piece.ahead += piece.count * BYTES, piece.lines_ahead -= piece.count;
+    } else {
+      accumulate<DotTile, M, NV>(in, wide, CHUNK_STEPS * W, sums);
+    }
     if (!piece.last) {
 #pragma GCC unroll 32
-      for (int i = 0; i < M * NV; i++) store(waiting + i * W, sums[i / NV][i % NV]);
+      for (int i = 0; i < M * NV; i++) store(waiting + i / NV * ROW + i % NV * W, sums[i / NV][i % NV]);
       return;
     }
 #pragma GCC unroll 32
     for (int i = 0; i < M * NV; i++) {
-      const vf total = with_group(load(totals + i * W), sums[i / NV][i % NV], row + i / NV, block + i % NV, group);
-      store(totals + i * W, total);
+      float* total = totals + i / NV * ROW + i % NV * W;
+      store(total, with_group(load(total), sums[i / NV][i % NV], row + i / NV, piece.panel, block + i % NV, piece.group));
     }
   }
 
-  QUIRE_INLINE void ask_for_group(int64_t block, int64_t group) const {
-    const int64_t place = (block * groups_ + group) * W;
-    __builtin_prefetch(q_.scales + place, 0, 3);
-    if (q_.zeros) __builtin_prefetch(q_.zeros + place, 0, 3);
-  }
-
-  QUIRE_INLINE vf with_group(vf total, vf sum, int64_t row, int64_t block, int64_t group) const {
-    const int64_t place = (block * groups_ + group) * W;
+  QUIRE_INLINE vf with_group(vf total, vf sum, int64_t row, const Panel& panel, int64_t block, int64_t group) const {
+    const int64_t place = (panel.block * groups_ + group * panel.width + block) * W;
     if (x_sums_) {
       const vf zeros = q_.zeros ? load(q_.zeros + place) : splat(q_.zero);
       sum = fma(splat(-x_sums_[row * groups_ + group]), zeros, sum);

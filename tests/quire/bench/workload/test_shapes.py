@@ -15,7 +15,9 @@ from shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build
 
 
-@pytest.mark.parametrize(("name", "vocab_size"), [("qwen3-0.6b", 151_936), ("llama3-8b", 128_256)])
+@pytest.mark.parametrize(
+    ("name", "vocab_size"), [("qwen3-0.6b", 151_936), ("qwen3-1.7b-w4a16", 151_936), ("llama3-8b", 128_256)]
+)
 def test_a_shape_is_a_folder_with_a_config_and_a_tokenizer(name: str, vocab_size: int, tmp_path: Path) -> None:
     shape = shapes.prepare(name, tmp_path)
     assert (shape.vocab_size, shape.random_weights) == (vocab_size, True)
