@@ -28,10 +28,6 @@ class _Held:
     has_place: bool = False
     ready: bool = False  # whoever comes in from the step on that is being planned finds its vectors
 
-    @property
-    def size(self) -> int:
-        return self.query.num_tokens
-
 
 class LateQueries:
     """Which queries the worker has, and who needs or awaits them."""
@@ -160,14 +156,15 @@ class LateQueries:
         """To those who lack one, as far as there are some: nobody overtakes."""
         for name in list(self._lacking):
             held = self._held[name]
-            while self._num_vectors + held.size > self._most and self._idle:
+            size = held.query.num_tokens
+            while self._num_vectors + size > self._most and self._idle:
                 self._drop(next(iter(self._idle)))
-            if self._num_vectors + held.size > self._most:
+            if self._num_vectors + size > self._most:
                 return
-            del self._lacking[name]
-            held.has_place = True
-            self._num_vectors += held.size
             self._begin(held)
+            del self._lacking[name]
+            self._num_vectors += size
+            held.has_place = True
 
     def _begin(self, held: _Held) -> None:
         users = list(held.users.values())
@@ -205,7 +202,7 @@ class LateQueries:
         self._idle.pop(name, None)
         self._lacking.pop(name, None)
         if held.has_place:
-            self._num_vectors -= held.size
+            self._num_vectors -= held.query.num_tokens
 
 
 def _query_of(sequence: Sequence) -> LateQuery:
