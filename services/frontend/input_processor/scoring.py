@@ -10,7 +10,7 @@ import numpy as np
 from services.frontend.input_processor.pooling import ALL
 from services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
 from shared.columns import F32, f32
-from shared.errors import InvalidArgument
+from shared.errors import Internal, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Scoring:
         document."""
         vectors = np.stack([f32(column) for column in columns])
         if self.by_token:
+            if vectors.shape[1] != 1:
+                raise Internal(f"a document that was compared came back with {vectors.shape[1]} numbers instead of one")
             return [*map(float, vectors[:, 0])]
         if self.in_pairs:
             return [*map(float, vectors[:, 0] if self.as_they_are else sigmoid(vectors[:, 0]))]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Callable
@@ -29,6 +30,16 @@ BYTES_ACKED_AND_RECEIVED = 120  # of struct tcp_info
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def carried(descriptor: int) -> int:
+    """0 for what is no connection of TCP."""
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        try:
+            found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        except OSError:
+            return 0
+    return sum(struct.unpack_from("<2Q", found, BYTES_ACKED_AND_RECEIVED))
+
+
 def num_bytes(pid: int) -> int:
     """That the TCP connections of a process, those that are open, have carried either way."""
     call = ctypes.CDLL(None, use_errno=True).syscall
@@ -39,11 +50,10 @@ def num_bytes(pid: int) -> int:
         if copy < 0:
             continue
         try:
-            with socket.socket(fileno=copy) as one:
-                found = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-            total += sum(struct.unpack_from("<2Q", found, BYTES_ACKED_AND_RECEIVED))
-        except OSError:  # no socket, or none of TCP
-            continue
+            if stat.S_ISSOCK(os.fstat(copy).st_mode):
+                total += carried(copy)
+        finally:
+            os.close(copy)
     os.close(process)
     return total
 
