@@ -12,6 +12,7 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
 from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submission_checks import refusal
+from services.scheduler.frontends.submissions import SequenceFactory
 from services.scheduler.replicas.codec import decode_result
 from services.scheduler.replicas.result_checks import ResultChecks
 from shared.columns import f32, f32_bytes, u32, u32_bytes
@@ -96,6 +97,26 @@ def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
     assert not message.tokens.sequence_ids
     assert not core.has_work
     assert core.use.used == 0
+
+
+def test_a_query_is_named_by_all_that_its_vectors_depend_on_and_by_its_tenant() -> None:
+    same = {"token_ids": bytes(8), "num_prompt_tokens": 2, "num_sequences": 1, "root_hash": bytes(32), "tenant": "a"}
+    others: list[dict[str, object]] = [
+        {"late_query": LateQuery(token_ids=bytes(8))},
+        {"late_query": LateQuery(token_ids=bytes(4), params=b"x")},
+        {"tenant": "b"},
+        {"root_hash": b"1" * 32},
+        {"adapter": "pirate"},
+        {"adapter": "pirate", "adapter_digest": b"2" * 32},
+    ]
+    names = []
+    for fields in ({}, {"token_ids": bytes(4), "num_prompt_tokens": 1}, *others):
+        values = {**same, "late_query": LateQuery(token_ids=bytes(4)), **fields}
+        (made,) = SequenceFactory().sequences(scheduler_pb2.Submission(**values), 0, 0.0)
+        assert made.query is not None
+        names.append(made.query.name)
+    assert names[0] == names[1], "documents of one query share it"
+    assert len({*names}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(
