@@ -33,12 +33,24 @@ class Launch(Protocol):
     def wait(self) -> RunnerOutput: ...
 
 
+class RunnerHeads(SlotState, Protocol):
+    """What each slot's passes end in."""
+
+    @property
+    def num_query_vectors(self) -> int:
+        """Vectors of queries that are kept for documents."""
+
+    def drop_queries(self, names: bytes) -> None:
+        """Before the next launch."""
+
+    def forget_queries(self) -> None: ...
+
+
 class Runner(Protocol):
     """The device's side of a step."""
 
     @property
-    def heads(self) -> SlotState:
-        """What each slot's passes end in."""
+    def heads(self) -> RunnerHeads: ...
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch."""

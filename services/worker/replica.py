@@ -110,6 +110,8 @@ class Replica:
             raise PlanViolation("the worker is asleep")
         if self._expert_balance is not None:
             self._expert_balance.before(plan.step_id)
+        if plan.dropped_queries:
+            self._runner.heads.drop_queries(plan.dropped_queries)
         speculation, steady = self._speculation, self._steady
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
@@ -212,6 +214,11 @@ class Replica:
         return moving
 
     @property
+    def num_query_vectors(self) -> int:
+        """That it keeps for documents to be compared with."""
+        return self._runner.heads.num_query_vectors
+
+    @property
     def num_disk_blocks(self) -> int:
         """That it can keep on disk."""
         return self._below.disk.num_places if self._below.disk else 0
@@ -250,6 +257,7 @@ class Replica:
             self._release(slot)
         self._table.clear()
         self._steady.forget()
+        self._runner.heads.forget_queries()
         report = self._held.report()
         if self._below.disk is not None:  # before host memory: what is on its way there does not come any more
             report = replace(report, on_disk=self._below.disk.settle())
@@ -265,6 +273,7 @@ class Replica:
 
     def forget_cache(self) -> None:
         self._held.forget()
+        self._runner.heads.forget_queries()
         if self._below.host_memory is not None:
             self._below.forget(
                 # Weights that were changed are in no folder: nobody finds their blocks again.

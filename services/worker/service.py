@@ -241,6 +241,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             structured_output_backends=chosen.names(settings.structured_output_backend),
             max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
             num_host_blocks=replica.num_host_blocks,
+            num_query_vectors=replica.num_query_vectors,
             stages_beside_steps=replica.stages_beside_steps,
             num_disk_blocks=replica.num_disk_blocks,
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),

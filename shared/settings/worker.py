@@ -135,6 +135,12 @@ class WorkerSettings(Settings):
         "", description="folder for KV blocks that host memory has no room for, kept over restarts; empty: none"
     )
     kv_offloading_disk_size: float = Field(0.0, ge=0, description="how much of them, GiB; with kv_offloading_disk")
+    query_cache_mb: int = Field(
+        64,
+        ge=1,
+        le=1 << 14,
+        description="vectors of queries that documents are compared with token by token, kept on the device, MiB",
+    )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     batch_invariant: bool = Field(

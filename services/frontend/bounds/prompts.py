@@ -7,7 +7,7 @@ from typing import Any
 
 from services.frontend.bounds import counts
 from services.frontend.bounds.room import Room
-from services.frontend.request.request import ChatPrompt, PairPrompt, Request, TextPrompt
+from services.frontend.request.request import ChatPrompt, LatePrompt, PairPrompt, Request, TextPrompt
 from shared import structured_output
 from shared.settings.request_limits import RequestLimits
 
@@ -33,6 +33,8 @@ def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, room: Room) -
     match prompt:
         case TextPrompt(text):
             room.check(len(text), is_text=True)
+            if isinstance(prompt, LatePrompt) and prompt.query is not None:
+                room.check(len(prompt.query), is_text=True)
         case PairPrompt(first, second):
             room.check(len(first) + len(second), is_text=True)
         case ChatPrompt():

@@ -245,14 +245,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Over all prompts and samples."""
-        prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in self.prepared)
+        prompt_tokens = sum(prompt.num_tokens for prompt in self.prepared)
         reasoning_tokens = sum(count.num_tokens for count in self._reasoning)
         return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()), reasoning_tokens)
 
     def sample_usage(self, index: int) -> Usage:
         """Of one sample and its prompt."""
         prompt = index // self.request.sampling.n
-        num_prompt_tokens = self.prepared[prompt].work.num_prompt_tokens
+        num_prompt_tokens = self.prepared[prompt].num_tokens
         reasoning_tokens = self._reasoning[index].num_tokens if self._reasoning else 0
         cached_tokens = self._cached_tokens.get(prompt, 0)
         return Usage(num_prompt_tokens, self._num_tokens_read[index], cached_tokens, reasoning_tokens)

@@ -66,7 +66,7 @@ class Generator:
         limits = self._client.limits or await self._first_limits(request, call)
         prepared = await self._prepare(request, limits)
         held = await self._prefixes.held([prompt.work for prompt in prepared])
-        num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
+        num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
         call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation

@@ -30,7 +30,7 @@ def word(finish: Finish | None) -> str:
 
 def prompt_started(metrics: FrontendMetrics, prompt: PreparedPrompt, num_cached_tokens: int) -> None:
     """Once for a prompt, whatever n is, as in usage."""
-    metrics.prompt_tokens.inc(prompt.work.num_prompt_tokens)
+    metrics.prompt_tokens.inc(prompt.num_tokens)
     metrics.cached_tokens.inc(num_cached_tokens)
 
 
@@ -54,7 +54,7 @@ def tools_offered(metrics: FrontendMetrics, *, streamed: bool, called: bool) -> 
 
 def prompt_ended(metrics: FrontendMetrics, prompt: PreparedPrompt, samples: Iterable[Sample]) -> None:
     lengths = [sample.num_tokens for sample in samples]
-    metrics.request_prompt_tokens.observe(prompt.work.num_prompt_tokens)
+    metrics.request_prompt_tokens.observe(prompt.num_tokens)
     metrics.request_params_n.observe(len(lengths))
     metrics.request_params_max_tokens.observe(prompt.work.sampling.max_tokens)
     metrics.request_max_num_generation_tokens.observe(max(lengths))

@@ -123,7 +123,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request = pooled.score_request(message, scoring, arrival)
             async with self._generator.answering(request, call) as generation:
                 await generation.collect()
-                await scoring.settle(generation.vectors)
                 return pooled.score_response(request.request_id, generation, scoring)
 
     async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
@@ -134,7 +133,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request = pooled.score_request(message, scoring, arrival)
             async with self._generator.answering(request, call) as generation:
                 await generation.collect()
-                await scoring.settle(generation.vectors)
                 return pooled.rerank_response(request.request_id, generation, scoring, message.top_n)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

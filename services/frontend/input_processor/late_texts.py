@@ -16,9 +16,8 @@ MASK = ("[MASK]", "<mask>")
 class LateTexts:
     """Of one model and its tokenizer."""
 
-    def __init__(self, late: LateInteraction, tokenizer: Tokenizer, size: int) -> None:
-        """`size`: of a token's vector. Raises InvalidArgument for a tokenizer without the tokens that are needed."""
-        self.size = size
+    def __init__(self, late: LateInteraction, tokenizer: Tokenizer) -> None:
+        """Raises InvalidArgument for a tokenizer without the tokens that are needed."""
         self._late = late
         self._before, self._behind = tokenizer.frame
         self._query_mark = _mark(tokenizer, late.query_token)

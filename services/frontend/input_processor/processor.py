@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.frontend.bounds import prompts
 from services.frontend.bounds.room import Room
 from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor.late_queries import LateQueries
 from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.input_processor.scoring import Scoring
@@ -28,7 +29,7 @@ from services.frontend.request.request import (
 )
 from services.frontend.scheduler_client.client import Limits
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from services.frontend.scheduler_client.sequence import Work
+from services.frontend.scheduler_client.sequence import LateQuery, Work
 from services.frontend.scheduler_client.submission import KV_PRIORITIES
 from services.frontend.tokenizer.encoder import Tokenized
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -57,6 +58,12 @@ class PreparedPrompt:
 
     work: Work
     num_vectors: int | None = None  # of single tokens; None: there is one of all, or nothing is pooled
+    num_query_tokens: int = 0  # that were read for it as well: of a query that it is the first to be compared with
+
+    @property
+    def num_tokens(self) -> int:
+        """All that was read."""
+        return self.work.num_prompt_tokens + self.num_query_tokens
 
     @property
     def token_ids(self) -> list[int]:
@@ -116,7 +123,9 @@ class InputProcessor:
 
     def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
         """How the model scores documents. Raises InvalidArgument."""
-        return Scoring.of(queries, documents, self.classes, as_they_are=self._reader.raw_scores, late=self._reader.late)
+        return Scoring.of(
+            queries, documents, self.classes, as_they_are=self._reader.raw_scores, by_token=self.compares_tokens
+        )
 
     def close(self) -> None:
         self._grammar_door.close()
@@ -173,6 +182,7 @@ class InputProcessor:
         else:
             asked = self._asked_vector(request.pooling, adapter)
         root_hash = block_hash.root_hash(adapter_contents.text(*adapter) if adapter else "", request.cache_salt)
+        queries = LateQueries(lambda query: self._late_query(query, request, limits, asked))
         prepared = []
         for number, prompt in enumerate(request.prompts):
             if number % PROMPTS_IN_A_TURN == PROMPTS_IN_A_TURN - 1:
@@ -182,8 +192,16 @@ class InputProcessor:
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size, goes_on=goes_on)
             work = _work(request, token_ids, root_hash, asked(found), adapter)
             num_vectors = pooling.num_vectors(request.pooling, found)
-            prepared.append(PreparedPrompt(work, num_vectors))
+            query, num_query_tokens = await queries.of(prompt)
+            if query is not None:
+                work, num_vectors = replace(work, late_query=query), None
+            prepared.append(PreparedPrompt(work, num_vectors, num_query_tokens))
         return prepared
+
+    async def _late_query(self, query: LatePrompt, request: Request, limits: Limits, asked: AskedOf) -> LateQuery:
+        found = await self._tokenize(query, request, limits.max_model_len)
+        prompt_limits.check_prompt(found.token_ids, limits.max_model_len, self._vocab_size, goes_on=False)
+        return LateQuery(i32_bytes(found.token_ids), asked(found).params)
 
     async def _asked_samples(self, request: Request, limits: Limits, adapter: AdapterId | None) -> AskedOf:
         if request.sampling.structured_output is not None:

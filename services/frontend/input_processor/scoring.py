@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from services.frontend.input_processor.late_texts import LateTexts
 from services.frontend.input_processor.pooling import ALL
 from services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
 from shared.columns import F32, f32
-from shared.errors import InvalidArgument
+from shared.errors import Internal, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """Of one request: a classifier with one class reads each pair; any other model reads each text once, and the cosine
-    of two vectors counts, or of vectors of single tokens the best match of each of the query's (MaxSim)."""
+    of two vectors counts. A model that compares token by token does so where it computes the vectors, and gives the
+    score itself."""
 
     queries: Sequence[str]
     documents: Sequence[str]
     in_pairs: bool
     as_they_are: bool = False  # a classifier's scores, and not their sigmoid
-    late_size: int = 0  # of single tokens' vectors; 0: a text has one
-    _settled: list[float] = field(default_factory=list)
+    by_token: bool = False  # the worker compares them, and tells the score
 
     @classmethod
     def of(
@@ -35,10 +33,10 @@ class Scoring:
         classes: Sequence[str],
         *,
         as_they_are: bool = False,
-        late: LateTexts | None = None,
+        by_token: bool = False,
     ) -> Scoring:
-        """`queries`: one, or one for each document. `as_they_are`: what a classifier's scores are taken as. `late`: of
-        a model that compares token by token. Raises InvalidArgument."""
+        """`queries`: one, or one for each document. `as_they_are`: what a classifier's scores are taken as. `by_token`:
+        how the model compares texts, unless it is a classifier. Raises InvalidArgument."""
         if not documents:
             raise InvalidArgument("documents must hold at least one text", field="documents")
         if len(queries) not in (1, len(documents)):
@@ -46,40 +44,30 @@ class Scoring:
             raise InvalidArgument(text, field="queries")
         if len(classes) > 1:
             raise InvalidArgument(f"model: it tells {len(classes)} classes apart and scores no pairs", field="model")
-        return cls(queries, documents, len(classes) == 1, as_they_are, late.size if late and not classes else 0)
+        return cls(queries, documents, len(classes) == 1, as_they_are, by_token and not classes)
 
     @property
     def prompts(self) -> list[Prompt]:
+        if not (self.in_pairs or self.by_token):
+            return [TextPrompt(text) for text in (*self.queries, *self.documents)]
+        queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
+        pairs = zip(queries, self.documents, strict=True)
         if self.in_pairs:
-            queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
-            return [PairPrompt(query, document) for query, document in zip(queries, self.documents, strict=True)]
-        if self.late_size:
-            read: list[Prompt] = [LatePrompt(text, is_query=True) for text in self.queries]
-            return read + [LatePrompt(text) for text in self.documents]
-        return [TextPrompt(text) for text in (*self.queries, *self.documents)]
+            return [PairPrompt(query, document) for query, document in pairs]
+        return [LatePrompt(document, query=query) for query, document in pairs]
 
     @property
     def pooling(self) -> Pooling:
-        return Pooling(ALL if self.late_size else "", classify=self.in_pairs, normalize=True)
-
-    async def settle(self, columns: Sequence[bytes]) -> None:
-        """Before scores(): what is more than an event loop should do is done beside it."""
-        if self.late_size and not self._settled:
-            self._settled.extend(await asyncio.to_thread(self._best_matches, columns))
-
-    def _best_matches(self, columns: Sequence[bytes]) -> list[float]:
-        """The sum over a query's tokens of the best match in the document."""
-        vectors = [f32(column).reshape(-1, self.late_size) for column in columns]
-        queries, documents = vectors[: len(self.queries)], vectors[len(self.queries) :]
-        each = [*queries] * (len(documents) if len(queries) == 1 else 1)
-        return [float((query @ one.T).max(axis=1).sum()) for query, one in zip(each, documents, strict=True)]
+        return Pooling(ALL if self.by_token else "", classify=self.in_pairs, normalize=True)
 
     def scores(self, columns: Sequence[bytes]) -> list[float]:
-        """`columns`: the vector of each prompt, or the vectors of its tokens one behind the other. One score a
+        """`columns`: the vector of each prompt, or its score where it was compared token by token. One score a
         document."""
-        if self.late_size:
-            return self._settled or self._best_matches(columns)
         vectors = np.stack([f32(column) for column in columns])
+        if self.by_token:
+            if vectors.shape[1] != 1:
+                raise Internal(f"a document that was compared came back with {vectors.shape[1]} numbers instead of one")
+            return [*map(float, vectors[:, 0])]
         if self.in_pairs:
             return [*map(float, vectors[:, 0] if self.as_they_are else sigmoid(vectors[:, 0]))]
         queries, documents = vectors[: len(self.queries)], vectors[len(self.queries) :]

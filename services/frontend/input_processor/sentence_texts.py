@@ -57,7 +57,7 @@ class Reader:
     def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> Reader:
         """The model `name` in `folder`, whose config.json is `config`."""
         model = read_sentence_model(folder)
-        late = LateTexts(model.late, tokenizer, model.denses[-1].out_features) if model and model.late else None
+        late = LateTexts(model.late, tokenizer) if model and model.late else None
         return cls(
             SentenceTexts.of(model),
             name if encoder_names.family_of(config) else "",

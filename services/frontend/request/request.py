@@ -22,6 +22,7 @@ class LatePrompt(TextPrompt):
     """Text that a model reads to compare it token by token (shared/models/late_interaction.py)."""
 
     is_query: bool = False
+    query: str | None = None  # of a document: what it is compared with, so that it ends in one number
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ class SchedulerClient:
                 self._fail(sequence, Internal("internal error"))
 
     def _send(self, wanted: Group, held: Held) -> None:
-        session = choose(self._sessions, wanted[0].work.num_promised_tokens, held)
+        work = wanted[0].work
+        session = choose(self._sessions, work.num_promised_tokens, held, work.home)
         if session is None:
             self._room.enter(wanted, self._wait_s, self._patience.most_s)
         else:

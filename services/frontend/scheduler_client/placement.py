@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from shared import rendezvous
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 Held = Mapping[str, int]  # by scheduler: tokens at the head of a prompt that one of its workers seems to hold
 
 NOTHING_HELD: Held = MappingProxyType({})
+TOKENS_BEHIND = 32_768  # that may wait at the scheduler where work is at home before it goes to another one
 
 
 class Candidate(Protocol):
@@ -36,16 +38,25 @@ def usable(view: pb.ClusterView) -> bool:
     return view.num_workers > 0 and not view.draining
 
 
-def choose(candidates: Iterable[C], num_tokens: int, held: Held = NOTHING_HELD) -> C | None:
+def choose(candidates: Iterable[C], num_tokens: int, held: Held = NOTHING_HELD, home: bytes = b"") -> C | None:
     """The usable one where the least is computed before this work has a token: what waits there and what it does not
     hold of the prompt. Of equals, the one with the fewest running; one whose context is too short only if no other is
-    there (it ends the sequence where its context does)."""
+    there (it ends the sequence where its context does). Work with a `home` goes to the same one again and again, as
+    long as there is not much less to do elsewhere."""
     ready = [c for c in candidates if usable(c.view)]
+    if home and ready:
+        least = min(map(_waiting, ready))
+        near = (c for c in ready if _waiting(c) - least <= TOKENS_BEHIND)
+        return max(near, key=lambda c: rendezvous.weight(home, c.scheduler_id))
     return min(ready, key=lambda c: _burden(c, num_tokens, held), default=None)
 
 
 def _burden(candidate: Candidate, num_tokens: int, held: Held) -> tuple[bool, int, int]:
     view = candidate.view
-    waiting = view.num_waiting_tokens + candidate.num_tokens_since_view
+    waiting = _waiting(candidate)
     # The prompt's own length is the same everywhere, so only what is saved of it counts.
     return num_tokens > view.max_model_len, waiting - held.get(candidate.scheduler_id, 0), view.num_running
+
+
+def _waiting(candidate: Candidate) -> int:
+    return candidate.view.num_waiting_tokens + candidate.num_tokens_since_view

@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from services.frontend.generation.delta import Finish, TokenLogprobs
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from shared.errors import QuireError
+from shared.kv.block_hash import TOKEN_BYTES
 from shared.models.adapter_contents import AdapterId
 from shared.pb.common.v1 import sampling_pb2
 
 if TYPE_CHECKING:
     from services.frontend.scheduler_client.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class LateQuery:
+    """What a document is compared with, token by token. Every document brings it along, so that it can go on
+    anywhere."""
+
+    tokens: bytes  # i32 column
+    params: bytes  # a serialized SequenceParams
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,12 @@ class Work:
     traceparent: str = ""  # of a request that is sampled
     adapter: AdapterId | None = None  # that it goes through
     kv_priority: str = "normal"
+    late_query: LateQuery | None = None  # that it ends in one number for, in place of its vectors
+
+    @property
+    def home(self) -> bytes:
+        """Equal for all that had better go to one place, for what that keeps of them; empty: it may go anywhere."""
+        return self.hashes.root + self.late_query.tokens if self.late_query is not None else b""
 
     @property
     def is_search(self) -> bool:

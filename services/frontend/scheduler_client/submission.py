@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
-from services.frontend.scheduler_client.sequence import Sequence
+from services.frontend.scheduler_client.sequence import Sequence, Work
 from shared import prompt_logprobs
 from shared.columns import u32_bytes
 from shared.pb.common.v1 import model_pb2, sampling_pb2
@@ -46,6 +46,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         adapter_digest=work.adapter.digest if work.adapter else b"",
         priority=work.priority,
         kv_priority=KV_PRIORITIES[work.kv_priority],
+        late_query=_late_query(work),
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),
         age_ms=max(0, int((now - work.arrival_s) * 1000)),
@@ -62,6 +63,11 @@ def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) 
     """Empty while the layout is unknown: the scheduler then computes them."""
     block_size = known_block_size(layout)
     return b"".join(hashes.continued(block_size, output)) if block_size else b""
+
+
+def _late_query(work: Work) -> pb.LateQuery | None:
+    query = work.late_query
+    return None if query is None else pb.LateQuery(token_ids=query.tokens, params=query.params)
 
 
 def _timeout_ms(deadline_s: float | None, now: float) -> int:

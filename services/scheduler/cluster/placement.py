@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import LateQuery, Sequence
 from services.scheduler.replicas.replica import Replica
+from shared import rendezvous
 
 Pick = Callable[[Sequence, Seq[Replica]], Replica]
 Cached = tuple[int, Replica]  # tokens of a sequence that a worker has
+STEPS_BEHIND = 4  # full ones, that a query's own worker may have to do before others would: computing the query is less
+
 Fetchable = Callable[[Sequence, Replica, int, Seq[Cached]], int]
 
 
@@ -29,7 +32,9 @@ class Placement:
 
     def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
         """None if nobody can take it."""
-        fitting = [r for r in replicas if not r.leaving and r.core.limits.refusal(sequence.num_tokens) is None]
+        fitting = [replica for replica in replicas if not replica.leaving and _fits(sequence, replica)]
+        if fitting and sequence.query is not None:
+            return _home(sequence.query, fitting)
         return self._pick(sequence, fitting) if fitting else None
 
     def _least_left_to_compute(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica:
@@ -46,6 +51,25 @@ class Placement:
     def _next_in_turn(self, _sequence: Sequence, replicas: Seq[Replica]) -> Replica:
         self._turn += 1
         return replicas[self._turn % len(replicas)]
+
+
+def _fits(sequence: Sequence, replica: Replica) -> bool:
+    limits = replica.core.limits
+    if sequence.query is not None and limits.refusal_of_query(sequence.query.num_tokens) is not None:
+        return False
+    return limits.refusal(sequence.num_tokens, samples=not sequence.samples_nothing) is None
+
+
+def _home(query: LateQuery, replicas: Seq[Replica]) -> Replica:
+    """Where its vectors are, or will be: always the same worker of those that are there, as long as that has not much
+    more to do than others."""
+    least = min(replica.core.num_pending_tokens for replica in replicas)
+    near = (
+        replica
+        for replica in replicas
+        if replica.core.num_pending_tokens - least <= STEPS_BEHIND * replica.core.limits.max_num_batched_tokens
+    )
+    return max(near, key=lambda replica: rendezvous.weight(query.name, replica.id))
 
 
 def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:

@@ -26,6 +26,7 @@ MOST_MODEL_LEN = 2**27
 MOST_DRAFTS = 256
 MOST_BLOCK_SIZE = 2**16
 MOST_VOCABULARY = 2**24
+MOST_QUERY_VECTORS = 2**32
 
 RAW_LOGPROBS = "raw_logprobs"  # the default, and that of workers from before there was a choice
 
@@ -171,6 +172,7 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "num_host_blocks": (0, MOST_BLOCKS),
         "num_disk_blocks": (0, MOST_BLOCKS),
         "max_adapters": (0, MOST_ADAPTERS),
+        "num_query_vectors": (0, MOST_QUERY_VECTORS),
         "max_logprobs": (0, MOST_VOCABULARY),
         "layout.block_size": (1, MOST_BLOCK_SIZE),
     }

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -66,6 +67,8 @@ class Core:
         """Queues a sequence; one that can never run here ends with an error at once. If it raises, nothing is left of
         the sequence here."""
         refusal = self.limits.refusal(sequence.num_tokens, sequence.width, samples=not sequence.samples_nothing)
+        if refusal is None and sequence.query is not None:
+            refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is not None:
             self.state.refuse(sequence, Failure("INVALID_ARGUMENT", refusal))
             return
@@ -168,7 +171,8 @@ class Core:
         """Sequences without a slot, whatever they wait for."""
         moving = 0 if self.transfers is None else self.transfers.num_blocked
         moving += 0 if self.fetches is None else self.fetches.num_blocked
-        return len(self.waiting) + self.grammars.num_blocked + self.state.siblings.num_parked + moving
+        blocked = self.grammars.num_blocked + self.state.queries.num_blocked + self.state.siblings.num_parked
+        return len(self.waiting) + blocked + moving
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """How long computing so many tokens of a prompt takes; 0 while nothing is known."""
@@ -250,6 +254,7 @@ class Core:
             self.fetches.let_all_go()
         if not self.kv.idle:
             return None
+        self.state.forget_queries()
         in_host_memory = 0 if self.transfers is None else self.transfers.forget()
         return self.kv.reset() + in_host_memory
 
@@ -302,6 +307,10 @@ class Core:
         if finishing:
             self.state.tables.cache_prompts(finishing)
             self.state.free_siblings(finishing)
+            if self.state.queries:
+                self.state.free_documents(map(self.running.sequence, finishing))
         self.counts.steps += 1
         self.counts.scheduled_tokens += builder.num_tokens
-        return builder.plan(step_id, released, self.speculation.news(builder.num_drafts))
+        plan = builder.plan(step_id, released, self.speculation.news(builder.num_drafts))
+        dropped = self.state.queries.take_dropped()
+        return replace(plan, dropped_queries=dropped) if dropped else plan

@@ -34,6 +34,7 @@ class Limits:
     policy_options: PolicyOptions = DEFAULTS
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
     tiers: TierLimits = NO_TIERS  # below the worker's device
+    num_query_vectors: int = 0  # of queries, that the worker keeps for documents; 0: it compares nothing
     # Derived once: every block that is filled and every sequence that comes in asks for them, and specs are compared
     # field by field.
     whole_prompts: bool = field(init=False)  # nothing is kept: a prompt is computed in one step, and none goes on
@@ -71,6 +72,17 @@ class Limits:
         if most > self.usable_blocks and self.groups.least_cost(num_blocks) > self.usable_blocks:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
         return None
+
+    def refusal_of_query(self, num_tokens: int) -> str | None:
+        """The same of a query that documents are compared with."""
+        if not self.num_query_vectors:
+            return "late_query: the worker keeps no vectors of queries, and compares no documents with them"
+        if num_tokens > self.num_query_vectors:
+            return (
+                f"late_query: the query (length {num_tokens}) is longer than what the worker keeps of all queries, "
+                f"{self.num_query_vectors} vectors; see its query_cache_mb"
+            )
+        return self.refusal(num_tokens, samples=False)
 
     def _refusal_of_whole(self, num_tokens: int, *, samples: bool) -> str | None:
         if samples:

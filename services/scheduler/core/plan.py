@@ -52,6 +52,7 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # before the step: content of one block, to another
     beam_moves: list[BeamMove] = field(default_factory=list)  # slots ascending
     micro_batch: int = 0  # whose slots compute unnamed
+    dropped_queries: list[bytes] = field(default_factory=list)  # names, before anything of this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The vector that a sequence ended with."""
+    """The vector that a sequence ended with, or the number of a document that was compared."""
 
     sequence: Sequence
     values: bytes  # f32 column

@@ -43,6 +43,19 @@ class Family:
     home: object = None  # the replica that the last of them went to; not looked at here
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LateQuery:
+    """What documents are compared with, token by token."""
+
+    name: bytes  # 32 bytes; equal queries have the same
+    tokens: bytes  # i32 column
+    payload: object = None  # what the worker needs beside them; not looked at here
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` is complete while it holds no slot; else the tail behind the last full block is in its row."""
@@ -65,6 +78,8 @@ class Sequence:
     min_output_tokens: int = 0  # no repetition is seen before
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
     grammar_bytes: int = 0  # of its text
+    query: LateQuery | None = None  # that it is compared with, or that it computes
+    is_query: bool = False  # it does the latter, for documents; no frontend knows it (late_queries.py)
     adapter: object = None  # what only some workers have and it needs; not looked at here
     family: Family | None = None  # if it has siblings
     search: BeamSearch | None = None  # of a root: it runs as beams (beam/beams.py)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Blocks
 
 import numpy as np
@@ -18,6 +18,7 @@ from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import ANSWERED, Failure, Reason
 from services.scheduler.core.fetches import Fetches
 from services.scheduler.core.grammars import Grammars
+from services.scheduler.core.late_queries import LateQueries
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.policies import Policy
@@ -28,6 +29,7 @@ from services.scheduler.core.tables import Tables
 from services.scheduler.core.timing.forecast import Forecast
 from services.scheduler.core.transfers.transfers import Transfers
 from services.scheduler.kv_cache.block_pool import Observer
+from shared.kv import block_hash
 
 
 class CoreState:
@@ -40,6 +42,7 @@ class CoreState:
         self.kv, self.running = self.tables.kv, self.tables.running
         self.waiting: Policy = limits.policy(limits.policy_options)
         self.grammars = Grammars()
+        self.queries = LateQueries(limits.num_query_vectors)
         self.siblings = Siblings()
         self.searches = Searches()
         self.forecast = Forecast()
@@ -59,7 +62,7 @@ class CoreState:
     # Coming, waiting, being next.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues it, if it need not wait for its grammar first. If it raises, nothing is left of it here."""
+        """Queues it, unless it waits for its grammar or its query. If it raises, nothing is left of it here."""
         sequence.num_queued_tokens = sequence.fence = 0
         try:
             self._take_in(sequence)
@@ -79,6 +82,9 @@ class CoreState:
         self._count_waiting(sequence)
         if sequence.grammar_id and not self.grammars.join(sequence):
             sequence.status = SequenceStatus.BLOCKED
+        elif sequence.query is not None and not self.queries.join(sequence):
+            sequence.status = SequenceStatus.BLOCKED
+            self._begin_queries()
         else:
             self.queue(sequence)
 
@@ -89,6 +95,8 @@ class CoreState:
             self.waiting.remove(sequence)
         if sequence.grammar_id:
             self.grammars.leave(sequence)
+        if sequence.query is not None:
+            self._leave_query(sequence)
         self.sequences.pop(sequence.key, None)
         self._hand_on(sequence)
 
@@ -139,6 +147,60 @@ class CoreState:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
         freed = self.siblings.computed(slots, map(self.running.sequence, slots))
         self.unblock(freed)
+
+    # Queries, and the documents that are compared with them.
+
+    def free_documents(self, sequences: Iterable[Sequence]) -> None:
+        """The step that is being planned computes the last of these: who waited for a query among them comes next."""
+        for sequence in sequences:
+            if sequence.is_query:
+                self.unblock(self.queries.ordered(sequence))
+
+    def query_computed(self, sequence: Sequence) -> None:
+        self.queries.computed(sequence)
+        self.forget(sequence, Reason.STOP)
+
+    def query_failed(self, sequence: Sequence, failure: Failure) -> None:
+        """Its documents end with the same."""
+        documents = self.queries.failed(sequence)
+        self.forget(sequence, Reason.ERROR)
+        for document in documents:
+            self.end(document, Reason.ERROR, failure=failure)
+        self._begin_queries()
+
+    def forget_queries(self) -> None:
+        """The worker has none any more; nothing runs."""
+        for document in self.queries.forget():
+            if document.status is not SequenceStatus.BLOCKED:
+                self.waiting.remove(document)
+                document.status = SequenceStatus.BLOCKED
+        self._begin_queries()
+
+    def _lose_query(self, sequence: Sequence, *, lost: bool) -> None:
+        """The worker is gone that computed it, and what it may have died of is what its documents ask for."""
+        for document in self.queries.waiting_for(sequence):
+            document.num_losses += lost
+        sequence.status = SequenceStatus.FINISHED
+        del self.sequences[sequence.key]
+
+    def _begin_queries(self) -> None:
+        for sequence in self.queries.take_begun():
+            if self.limits.caches_prefixes:
+                hashes = block_hash.chain(sequence.root_hash, bytes(sequence.tokens), self.limits.block_size)
+                sequence.block_hashes = list(hashes)
+            self.sequences[sequence.key] = sequence
+            self._count_waiting(sequence)
+            self.queue(sequence)
+
+    def _leave_query(self, sequence: Sequence) -> None:
+        """A document goes; what computes a query for it alone goes as well."""
+        if not sequence.is_query:
+            unwanted = self.queries.leave(sequence)
+            if unwanted is not None and unwanted.status is SequenceStatus.RUNNING:
+                self.forget(unwanted, Reason.CANCELLED)
+            elif unwanted is not None:
+                self._drop(unwanted)
+            self._begin_queries()
 
     # Running.
 
@@ -211,6 +273,8 @@ class CoreState:
             self.num_waiting_tokens -= sequence.num_queued_tokens
         if sequence.grammar_id:
             self.grammars.leave(sequence)
+        if sequence.query is not None:
+            self._leave_query(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.key]
         self._hand_on(sequence)
@@ -244,7 +308,9 @@ class CoreState:
             self.siblings.left(sequence, slot)
             if lost:
                 sequence.num_losses = 1 if progressed else sequence.num_losses + 1
-            if not sequence.is_beam:
+            if sequence.is_query:
+                self._lose_query(sequence, lost=lost)
+            elif not sequence.is_beam:
                 sequence.status = SequenceStatus.WAITING
                 self.waiting.push(sequence)
         for root in self.searches.abandon():
@@ -258,12 +324,15 @@ class CoreState:
         """Those that hold no slot, in order of arrival; they are forgotten here."""
         moving = () if self.transfers is None else self.transfers.blocked()
         coming = () if self.fetches is None else self.fetches.blocked()
-        blocked = [*self.grammars.blocked(), *self.siblings.parked(), *moving, *coming]
-        sequences = sorted([*self.waiting, *blocked], key=lambda s: s.order)
+        blocked = [*self.grammars.blocked(), *self.queries.blocked(), *self.siblings.parked(), *moving, *coming]
+        waiting = [sequence for sequence in self.waiting if not sequence.is_query]  # those go with their documents
+        sequences = sorted([*waiting, *blocked], key=lambda s: s.order)
         for sequence in sequences:
             self._leave_queue(sequence)
             if sequence.grammar_id:
                 self.grammars.leave(sequence)
+            if sequence.query is not None:
+                self._leave_query(sequence)
             self.siblings.ended(sequence)
             del self.sequences[sequence.key]
             sequence.order = -1

@@ -45,6 +45,8 @@ def _wrong(field: str, problem: str) -> InvalidArgument:
 def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
     """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
     problem = _malformed(submission) or _too_much(submission)
+    if not problem and submission.HasField("late_query"):
+        problem = _wrong_query(submission, vocab_size)
     if not problem and vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
         problem = f"token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens"
     return Failure("INVALID_ARGUMENT", problem) if problem else None
@@ -73,6 +75,21 @@ def _malformed(submission: pb.Submission) -> str:
     elif num_hashes > num_tokens:
         problem = f"block_hashes: {num_hashes} hashes for {num_tokens} tokens"
     return problem
+
+
+def _wrong_query(submission: pb.Submission, vocab_size: int) -> str:
+    query = submission.late_query
+    num_tokens, rest = divmod(len(query.token_ids), block_hash.TOKEN_BYTES)
+    if not submission.samples_nothing:
+        return "late_query: goes with samples_nothing"
+    if rest or not num_tokens:
+        return f"late_query.token_ids: {len(query.token_ids)} bytes are no i32 column of tokens"
+    if num_tokens > MOST_TOKENS:
+        return f"late_query.token_ids: {num_tokens} tokens, the limit is {MOST_TOKENS}"
+    if len(query.params) > MOST_PARAMS:
+        return f"late_query.params: {len(query.params)} bytes, the limit is {MOST_PARAMS}"
+    wrong = _unknown_token(query.token_ids, vocab_size) if vocab_size else None
+    return f"late_query.token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens" if wrong is not None else ""
 
 
 SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, most, bytes of one, what there are too many of

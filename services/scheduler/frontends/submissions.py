@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Family, Sequence
+from services.scheduler.core.sequence import Family, LateQuery, Sequence
 from services.scheduler.kv_cache.kv_priority import KVPriority
 from shared.columns import u32
 from shared.kv import block_hash
@@ -52,6 +52,7 @@ class SequenceFactory:
         arrival = now - submission.age_ms / 1000
         deadline = now + submission.timeout_ms / 1000 if submission.timeout_ms else math.inf
         family = Family() if submission.num_sequences > 1 else None
+        query = _late_query(submission) if submission.HasField("late_query") else None
         for i in range(submission.num_sequences):
             yield Sequence(
                 key=next(self._keys),
@@ -72,6 +73,7 @@ class SequenceFactory:
                 min_output_tokens=submission.min_tokens,
                 grammar_id=grammar_id,
                 grammar_bytes=len(submission.grammar),
+                query=query,
                 adapter=adapter_of(submission),
                 family=family,
                 payload=Payload(submission.params, submission.first_sample + i, submission.grammar),
@@ -86,6 +88,21 @@ class SequenceFactory:
 
 def adapter_of(submission: pb.Submission) -> AdapterId | None:
     return AdapterId(submission.adapter, submission.adapter_digest) if submission.adapter else None
+
+
+def _late_query(submission: pb.Submission) -> LateQuery:
+    """Named by all that its vectors depend on, and by its tenant: nobody meets a query that he did not ask for."""
+    asked = submission.late_query
+    parts = (
+        submission.root_hash,
+        submission.tenant.encode(),
+        submission.adapter.encode(),
+        submission.adapter_digest,
+        asked.params,
+        asked.token_ids,
+    )
+    name = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+    return LateQuery(name, asked.token_ids, Payload(asked.params))
 
 
 def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:

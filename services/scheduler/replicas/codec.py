@@ -43,6 +43,8 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
         wire.beams.parents = u32_bytes([move.parent for move in plan.beam_moves])
         wire.beams.token_ids = i32_bytes([move.token for move in plan.beam_moves])
         wire.beams.last_block_ids = u32_bytes([block for move in plan.beam_moves for block in move.last_blocks])
+    if plan.dropped_queries:
+        wire.dropped_queries = b"".join(plan.dropped_queries)
     for admission in plan.admitted:
         _encode_admission(wire.admitted.add(), admission)
     return message
@@ -64,6 +66,8 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
         wire.prompt_logprobs_from = sequence.prompt_logprobs_from
     if sequence.samples_nothing:
         wire.samples_nothing = True
+    if sequence.query is not None:
+        wire.query_id, wire.is_query = sequence.query.name, sequence.is_query
     if payload.num_logprobs is not None:
         wire.num_logprobs = payload.num_logprobs
 

@@ -96,16 +96,21 @@ class ResultChecks:
             raise _wrong(flight, f"prompt_logprobs: {counts.sum()} positions, entries of {num_positions}")
 
     def _check_pooled(self, wire: pb.StepResult, flight: Flight) -> None:
-        """A vector for each slot that ends without a sample, unless it failed."""
+        """A vector for each slot that ends without a sample, unless it failed; one number of a document, and of a query
+        nothing."""
         pooled = wire.pooled
         slots = _whole(pooled.slots, "pooled.slots", flight).tolist()
         failed = {failure.slot for failure in wire.failures}
-        due = flight.ended.keys() - failed
-        if len(set(slots)) != len(slots) or not due <= set(slots) <= flight.ended.keys():
+        told = flight.ended.keys() - {slot for slot, is_query in flight.late.items() if is_query}
+        due = told - failed
+        if len(set(slots)) != len(slots) or not due <= set(slots) <= told:
             raise _wrong(flight, f"pooled: vectors of slots {sorted(due)} are due, the worker sent those of {slots}")
         sizes = _column(pooled.sizes, "pooled.sizes", len(slots), flight)
         if len(sizes) and (not sizes.all() or int(sizes.max()) > MOST_POOLED_ELEMENTS):
             raise _wrong(flight, f"pooled.sizes: 1 to {MOST_POOLED_ELEMENTS} elements of each, the worker sent {sizes}")
+        for slot, size in zip(slots, sizes.tolist(), strict=True):
+            if slot in flight.late and size != 1:
+                raise _wrong(flight, f"pooled.sizes: 1 element of the document in slot {slot}, the worker sent {size}")
         _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
     def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: Flight) -> int:

@@ -239,6 +239,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             drafts_constrained_only=hello.drafts_constrained_only,
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
+            num_query_vectors=hello.num_query_vectors,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(

@@ -11,6 +11,7 @@ from kernels import Ops
 from services.worker import limits
 from services.worker.device.device import Device, choose_dtype
 from services.worker.heads.heads import Heads
+from services.worker.heads.late_interaction import LateInteraction
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.heads.whole_pooling import WholePoolingHead
 from services.worker.kv.layout import KVLayout
@@ -104,8 +105,11 @@ def _heads(settings: WorkerSettings, model: Encoder, fitting: Limits, place: Pla
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
     default = SentenceHead.of(Path(settings.model), PLAIN, place.device, load=load)
-    pooling = WholePoolingHead(model.config.hidden_size, default, model.classifier)
-    return Heads(sampler, [pooling], [marks])
+    late = None
+    if default.compares:
+        late = LateInteraction.of(settings, default.size(model.config.hidden_size))
+    pooling = WholePoolingHead(model.config.hidden_size, default, model.classifier, late)
+    return Heads(sampler, [pooling], [marks], late)
 
 
 def _since(started: float) -> float:

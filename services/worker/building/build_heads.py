@@ -7,8 +7,10 @@ from pathlib import Path
 from torch import Tensor
 
 from services.worker.heads.heads import Heads
+from services.worker.heads.late_interaction import LateInteraction
 from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
+from services.worker.heads.sentence_head import SentenceHead
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
@@ -18,7 +20,7 @@ from services.worker.sampling.sampler import Sampler
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from shared.errors import InvalidArgument
-from shared.models.sentence_transformers import read_sentence_model
+from shared.models.sentence_transformers import SentenceModel, read_sentence_model
 from shared.pb.common.v1 import pooling_pb2
 from shared.settings import WorkerSettings
 
@@ -38,7 +40,11 @@ def build_heads(
 
     prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
     told = () if adapters is None else (adapters,)
-    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model)], told)
+    sentence = read_sentence_model(Path(settings.model))
+    if sentence is not None and sentence.late is not None:
+        pooling, late = _comparing_head(settings, model, sentence, place)
+        return Heads(sampler, [prompts, pooling], told, late)
+    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model, sentence)], told)
 
 
 def _sampler(
@@ -57,9 +63,25 @@ def _sampler(
     )
 
 
-def _pooling_head(folder: Path, model: CausalLM) -> PoolingHead:
+def _comparing_head(
+    settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: Placement
+) -> tuple[PoolingHead, LateInteraction]:
+    """Of a model that compares texts token by token. Raises InvalidArgument."""
+    assert sentence.late is not None, "it does"
+    if sentence.late.expands and not sentence.late.sees_fillers:
+        text = (
+            "model: its queries are filled up with tokens that no other sees, also none of them: that is for encoders"
+        )
+        raise InvalidArgument(text, field="model")
+    load = settings.load_format != "dummy"
+    by_token = SentenceHead.of(Path(settings.model), sentence, place.device, load=load)
+    late = LateInteraction.of(settings, by_token.size(model.config.hidden_size))
+    return PoolingHead(model.config.hidden_size, classifier=model.classifier, by_token=by_token, late=late), late
+
+
+def _pooling_head(folder: Path, model: CausalLM, sentence: SentenceModel | None) -> PoolingHead:
     """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
-    size, sentence = model.config.hidden_size, read_sentence_model(folder)
+    size = model.config.hidden_size
     if sentence is None:
         return PoolingHead(size, classifier=model.classifier)
     poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}

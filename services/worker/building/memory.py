@@ -82,4 +82,5 @@ def _measure(settings: WorkerSettings, site: Site, loaded: Loaded, steps: Steps)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
+    other_bytes += steps.runner.heads.query_bytes
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from services.worker.device.staging import Staging
+from services.worker.heads.late_interaction import LateInteraction
 from services.worker.heads.port import Head, HeadLaunch, HeadRows
 from services.worker.heads.sampling import SamplingHead
 from services.worker.sampling.component import SlotState
@@ -54,8 +55,15 @@ class Heads:
     """Owns all heads of a worker. Sampling is one with a way of its own: steps feed each other with what it chose, and
     graphs end in it by themselves."""
 
-    def __init__(self, sampler: Sampler, others: Sequence[Head], told: Sequence[SlotState] = ()) -> None:
-        """`told`: who have to know of sequences, too."""
+    def __init__(
+        self,
+        sampler: Sampler,
+        others: Sequence[Head],
+        told: Sequence[SlotState] = (),
+        late: LateInteraction | None = None,
+    ) -> None:
+        """`told`: who have to know of sequences, too; `late`: where pooled ones are compared, which their head asks."""
+        self._late = late
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
         self._others = list(others)
@@ -81,6 +89,25 @@ class Heads:
         self._sampler.release(slot)
         for head in (*self._others, *self._told):
             head.release(slot)
+
+    @property
+    def num_query_vectors(self) -> int:
+        """That are kept of queries."""
+        return self._late.most_vectors if self._late is not None else 0
+
+    @property
+    def query_bytes(self) -> int:
+        """That these take of the device's memory, at most."""
+        return self._late.most_bytes if self._late is not None else 0
+
+    def drop_queries(self, names: bytes) -> None:
+        """Before the next step. `names`: of queries, one behind the other."""
+        if self._late is not None:
+            self._late.drop(names)
+
+    def forget_queries(self) -> None:
+        if self._late is not None:
+            self._late.forget()
 
     def begin(self) -> None:
         """All sequences of the step that comes have been admitted."""

@@ -8,20 +8,23 @@ kept by slot, in float32 on the device, until the chunk with the last token; so 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import Array
+from services.worker.heads import late_interaction
+from services.worker.heads.late_interaction import Late, LateInteraction
+from services.worker.heads.pooled_step import PooledStep
+from services.worker.heads.sentence_head import SentenceHead
 from services.worker.layers.classifier import Classifier
 from services.worker.step.admission import Admission
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
-from shared.columns import F32, I32
-from shared.errors import Internal, InvalidArgument, to_proto
+from shared.columns import I32
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import pooling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.worker_limits import MOST_POOLED_ELEMENTS
 
 LAST, MEAN, CLS = pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN, pooling_pb2.POOLER_CLS
@@ -38,6 +41,7 @@ class Pooled:
     dimensions: int
     classifier: Classifier | None
     places: I32 | None = None  # of tokens that have a vector each, ascending; None: there is one of all
+    late: Late | None = None  # what these are for, where they stay here
 
     @property
     def size(self) -> int:
@@ -65,8 +69,12 @@ class PoolingHead:
         classifier: Classifier | None = None,
         *,
         normalizes: bool = True,
+        by_token: SentenceHead | None = None,
+        late: LateInteraction | None = None,
     ) -> None:
-        """`default`, `normalizes`: of sequences that leave the choice to the model."""
+        """`default`, `normalizes`: of sequences that leave the choice to the model. `by_token`: what stands behind the
+        hidden state of each single token; `late`: None: texts are not compared here."""
+        self._by_token, self._late = by_token, late
         self._normalizes = normalizes
         self._hidden_size = hidden_size
         self._classifier = classifier
@@ -84,10 +92,13 @@ class PoolingHead:
             raise InvalidArgument(f"pooling.pooler: {params.pooler} is none", field="pooling.pooler")
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
-        if params.dimensions > self._hidden_size:
-            text = f"pooling.dimensions: {params.dimensions} is more than the model's {self._hidden_size}"
-            raise InvalidArgument(text, field="pooling.dimensions")
         pooler = params.pooler or self._default
+        most = self._hidden_size
+        if self._by_token is not None and pooler in (ALL, STEP):
+            most = self._by_token.size(most)
+        if params.dimensions > most:
+            text = f"pooling.dimensions: {params.dimensions} is more than the model's {most}"
+            raise InvalidArgument(text, field="pooling.dimensions")
         if pooler != LAST and admission.num_cached_tokens:
             name = pooling_pb2.Pooler.Name(pooler)
             cached = admission.num_cached_tokens
@@ -96,9 +107,13 @@ class PoolingHead:
         num_tokens = len(admission.token_ids) // columns.NUMBER_BYTES
         normalize = params.normalize if params.HasField("normalize") else self._normalizes
         classifier = self._classifier if params.classify else None
-        size = (params.dimensions or self._hidden_size) if classifier is None else classifier.num_classes
+        size = (params.dimensions or most) if classifier is None else classifier.num_classes
         places = token_places(pooler, params, columns.i32(admission.token_ids))
-        asked = Pooled(pooler, num_tokens, normalize, size, classifier, places)
+        if places is not None and admission.pooled_tokens:
+            places = chosen(admission.pooled_tokens, len(places))
+        by_token = places is not None and classifier is None
+        late = late_interaction.admit(self._late, slot, admission, by_token)
+        asked = Pooled(pooler, num_tokens, normalize, size, classifier, places, late)
         check_size(asked.size)
         self._asked[slot] = asked
 
@@ -106,6 +121,8 @@ class PoolingHead:
         self._asked.pop(slot, None)
         self._sums.pop(slot, None)
         self._states.pop(slot, None)
+        if self._late is not None:
+            self._late.release(slot)
 
     def rows(self, inputs: StepInputs) -> PoolingRows | None:
         if not self._asked:
@@ -131,27 +148,54 @@ class PoolingHead:
 
     def pool(self, parts: list[Part], hidden: Tensor) -> PooledStep:
         """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
-        vectors, done, at = [], [], 0
+        step, at = PooledStep(), 0
+        compared: list[tuple[Part, Tensor]] = []
         for part in parts:
             count = len(part.tokens)
             found = self._of_part(part, hidden[at : at + count, : self._hidden_size])
             at += count
-            if found is not None:
-                vectors.append(found)
-                done.append(part)
-        return PooledStep(done, vectors)
+            if found is not None and part.asked.late is not None:
+                compared.append((part, found))
+            elif found is not None:
+                step.add([part.slot], [part.asked.size], found)
+        if compared:
+            self._compare(compared, step)
+        return step
+
+    def _compare(self, compared: list[tuple[Part, Tensor]], step: PooledStep) -> None:
+        """Queries before the documents that are compared with them. Tensors: float32 [num_places, dimensions]."""
+        assert self._late is not None, "somebody has been admitted with it"
+        groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by what is one matrix
+        for part, found in compared:
+            assert part.asked.late is not None, "it is compared"
+            groups.setdefault((not part.asked.late.is_query, found.size(1)), []).append((part.slot, found))
+        for (is_document, _), group in sorted(groups.items(), key=itemgetter(0)):
+            slots, vectors = [slot for slot, _ in group], torch.cat([found for _, found in group])
+            starts = np.cumsum([0, *(len(found) for _, found in group)]).astype(np.int32)
+            if is_document:
+                step.add_scores(self._late, slots, vectors, starts)
+            else:
+                self._late.keep(slots, vectors, starts)
 
     def _of_part(self, part: Part, hidden: Tensor) -> Tensor | None:
-        """float32 [size], once the slot's last token is computed."""
+        """float32, once the slot's last token is computed."""
         if part.asked.places is not None:
             states = self._states.setdefault(part.slot, [])
             states.append(hidden.float())
-            return _vectors(part.asked, torch.cat(states)) if part.ends else None
+            return self._vectors(part.asked, torch.cat(states)) if part.ends else None
         total = self._added(part.slot, hidden)
         if part.ends:
             return _vector(part.asked, total)
         self._sums[part.slot] = total
         return None
+
+    def _vectors(self, asked: Pooled, states: Tensor) -> Tensor:
+        """float32 [num_places, dimensions] of states [num_places, hidden_size]"""
+        if asked.classifier is not None:
+            return asked.classifier(states.t()).t()
+        vectors = states if self._by_token is None else self._by_token(states)
+        vectors = vectors[:, : asked.dimensions]
+        return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
 
     def _added(self, slot: int, hidden: Tensor) -> Tensor:
         """float32 [hidden_size]: with what earlier steps found."""
@@ -175,19 +219,22 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
     return places
 
 
+def chosen(column: bytes, num_tokens: int) -> I32:
+    """`column`: u32, the places that are told. Raises InvalidArgument."""
+    if len(column) % columns.NUMBER_BYTES:
+        raise InvalidArgument("params: pooled_tokens is no column", field="params")
+    places = columns.u32(column).astype(np.int64)
+    if places[-1] >= num_tokens or (np.diff(places) <= 0).any():
+        text = f"params: pooled_tokens must ascend below {num_tokens}, the prompt's tokens"
+        raise InvalidArgument(text, field="params")
+    return places.astype(np.int32)
+
+
 def check_size(size: int) -> None:
     """Raises InvalidArgument for more elements than may be told of a sequence."""
     if size > MOST_POOLED_ELEMENTS:
         text = f"pooling: its vectors have {size} elements, the limit is {MOST_POOLED_ELEMENTS}; see dimensions"
         raise InvalidArgument(text, field="pooling")
-
-
-def _vectors(asked: Pooled, states: Tensor) -> Tensor:
-    """float32 [size] of states [num_places, hidden_size]"""
-    if asked.classifier is not None:
-        return asked.classifier(states.t()).t().flatten()
-    vectors = states[:, : asked.dimensions]
-    return (torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors).flatten()
 
 
 def _vector(asked: Pooled, total: Tensor) -> Tensor:
@@ -212,41 +259,3 @@ class PoolingRows:
 
     def launch(self, hidden: Tensor) -> PooledStep:
         return self._head.pool(self._parts, hidden)
-
-
-@dataclass(frozen=True, slots=True)
-class PooledStep:
-    """Vectors of the slots whose tokens are now computed."""
-
-    done: list[Part]
-    vectors: list[Tensor]  # float32 [size] of each
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [torch.cat(self.vectors)] if self.vectors else []
-
-    def answer(self, arrays: list[Array]) -> PooledVectors:
-        values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
-        return PooledVectors([part.slot for part in self.done], [part.asked.size for part in self.done], values)
-
-
-@dataclass(frozen=True, slots=True)
-class PooledVectors:
-    """The same on the host."""
-
-    slots: list[int]
-    sizes: list[int]
-    values: F32  # one after the other
-
-    def tell(self, result: pb.StepResult) -> None:
-        """A vector with NaN or infinity fails its sequence."""
-        if not self.slots:
-            return
-        result.pooled.slots = columns.u32_bytes(self.slots)
-        result.pooled.sizes = columns.u32_bytes(self.sizes)
-        result.pooled.values = columns.f32_bytes(self.values)
-        vectors = np.split(self.values, np.cumsum(self.sizes)[:-1])
-        for slot, vector in zip(self.slots, vectors, strict=True):
-            if not np.isfinite(vector).all():
-                error = Internal("the pooled vector holds NaN or infinity")
-                result.failures.append(pb.SlotFailure(slot=slot, error=to_proto(error)))

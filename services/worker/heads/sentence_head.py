@@ -19,15 +19,19 @@ NAMES = ("linear.weight", "linear.bias")
 class SentenceHead:
     """How a prompt's vector is made where the request does not say it."""
 
-    def __init__(self, modes: tuple[str, ...], normalizes: bool, denses: tuple[Dense, ...] = ()) -> None:
-        self.modes, self.normalizes = modes, normalizes
+    def __init__(
+        self, modes: tuple[str, ...], normalizes: bool, denses: tuple[Dense, ...] = (), *, compares: bool = False
+    ) -> None:
+        """`compares`: its vectors are there to be compared token by token."""
+        self.modes, self.normalizes, self.compares = modes, normalizes, compares
         self._denses = denses
 
     @classmethod
     def of(cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True) -> SentenceHead:
         """`plain`: of a folder without modules.json. `load`: else weights are random, as the model's are."""
         found = read_sentence_model(folder) or plain
-        return cls(found.modes, found.normalizes, tuple(Dense(folder, one, device, load=load) for one in found.denses))
+        denses = tuple(Dense(folder, one, device, load=load) for one in found.denses)
+        return cls(found.modes, found.normalizes, denses, compares=found.late is not None)
 
     def size(self, hidden_size: int) -> int:
         """Of the vectors."""

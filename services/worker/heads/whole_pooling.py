@@ -6,21 +6,23 @@ Prompts of a step that ask for the same are pooled together, in a few operations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import Array, upload
-from services.worker.heads.pooling import PooledVectors, check_size, token_places
+from services.worker.device.staging import upload
+from services.worker.heads import late_interaction
+from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.pooled_step import PooledStep
+from services.worker.heads.pooling import check_size, chosen, token_places
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.layers.pooled_classifier import PooledClassifier
 from services.worker.step.admission import Admission
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
-from shared.columns import F32, I32
+from shared.columns import I32
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import pooling_pb2
 
@@ -41,13 +43,24 @@ class Asked:
     normalize: bool
     dimensions: int
     classify: bool
+    late: str = ""  # "query" or "document": where they stay here
+
+
+QUERY, DOCUMENT = "query", "document"  # in the order in which they are computed
 
 
 class WholePoolingHead:
     """By slot, what was asked for."""
 
-    def __init__(self, hidden_size: int, default: SentenceHead, classifier: PooledClassifier | None) -> None:
-        """`default`: what the model's folder says of its vectors."""
+    def __init__(
+        self,
+        hidden_size: int,
+        default: SentenceHead,
+        classifier: PooledClassifier | None,
+        late: LateInteraction | None = None,
+    ) -> None:
+        """`default`: what the model's folder says of its vectors; `late`: None: texts are not compared here."""
+        self.late = late
         self._hidden_size = hidden_size
         self._default = default
         self._classifier = classifier
@@ -68,10 +81,13 @@ class WholePoolingHead:
         asked = self._of_classes(params) if params.classify else self._of_vector(params)
         places = token_places(params.pooler, params, columns.i32(admission.token_ids))
         if places is not None and admission.pooled_tokens:
-            places = _chosen(admission.pooled_tokens, len(places))
+            places = chosen(admission.pooled_tokens, len(places))
         if places is not None:
             check_size(len(places) * asked.dimensions)
             self._places[slot] = places
+        late = late_interaction.admit(self.late, slot, admission, places is not None and not params.classify)
+        if late is not None:
+            asked = replace(asked, late=QUERY if late.is_query else DOCUMENT)
         self._asked[slot] = asked
 
     def _of_classes(self, params: pooling_pb2.PoolingParams) -> Asked:
@@ -94,6 +110,8 @@ class WholePoolingHead:
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)
         self._places.pop(slot, None)
+        if self.late is not None:
+            self.late.release(slot)
 
     def places(self, slot: int) -> I32:
         """Tokens of the slot that have a vector each."""
@@ -106,6 +124,8 @@ class WholePoolingHead:
         for row, slot in enumerate(inputs.slots.tolist()):
             if slot in self._asked:
                 by_asked.setdefault(self._asked[slot], []).append(row)
+        if any(asked.late for asked in by_asked):  # queries before the documents that are compared with them
+            by_asked = dict(sorted(by_asked.items(), key=lambda found: found[0].late == DOCUMENT))
         return WholeRows(self, inputs, by_asked) if by_asked else None
 
     def vectors(self, asked: Asked, hidden: Tensor, starts: I32) -> Tensor:
@@ -120,17 +140,6 @@ class WholePoolingHead:
             pooled = self._default(pooled)
         pooled = pooled[:, : asked.dimensions]
         return torch.nn.functional.normalize(pooled, dim=1) if asked.normalize else pooled.contiguous()
-
-
-def _chosen(column: bytes, num_tokens: int) -> I32:
-    """Raises InvalidArgument."""
-    if len(column) % columns.NUMBER_BYTES:
-        raise InvalidArgument("params: pooled_tokens is no column", field="params")
-    places = columns.u32(column).astype(np.int64)
-    if places[-1] >= num_tokens or (np.diff(places) <= 0).any():
-        text = f"params: pooled_tokens must ascend below {num_tokens}, the prompt's tokens"
-        raise InvalidArgument(text, field="params")
-    return places.astype(np.int32)
 
 
 def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
@@ -190,43 +199,24 @@ class WholeRows:
         counts: I32 = np.diff(self._inputs.query_start)[rows]
         return counts
 
-    def launch(self, hidden: Tensor) -> WholeStep:
-        slots: list[int] = []
-        sizes: list[int] = []
-        vectors: list[Tensor] = []
-        at = 0
+    def launch(self, hidden: Tensor) -> PooledStep:
+        step, at = PooledStep(), 0
         for asked, rows in self._rows.items():
             starts = np.zeros(len(rows) + 1, dtype=np.int32)
             np.cumsum(self._counts(asked, rows), out=starts[1:])
-            vectors.append(self._head.vectors(asked, hidden[at : at + int(starts[-1])], starts))
-            slots += self._inputs.slots[rows].tolist()
-            per_row = np.diff(starts) if asked.modes == ("all",) else np.ones(len(rows), dtype=np.int32)
-            sizes += (per_row * vectors[-1].size(1)).tolist()
+            vectors = self._head.vectors(asked, hidden[at : at + int(starts[-1])], starts)
             at += int(starts[-1])
-        return WholeStep(slots, sizes, vectors)
-
-
-@dataclass(frozen=True, slots=True)
-class WholeStep:
-    """Vectors on the device."""
-
-    slots: list[int]
-    sizes: list[int]  # elements of each
-    vectors: list[Tensor]  # float32 [num_vectors, dimensions], for slots one after the other
+            slots = self._inputs.slots[rows].tolist()
+            if asked.late == QUERY:
+                self._late.keep(slots, vectors, starts)
+            elif asked.late == DOCUMENT:
+                step.add_scores(self._late, slots, vectors, starts)
+            else:
+                per_row = np.diff(starts) if asked.modes == ("all",) else np.ones(len(rows), dtype=np.int32)
+                step.add(slots, (per_row * vectors.size(1)).tolist(), vectors)
+        return step
 
     @property
-    def tensors(self) -> list[Tensor]:
-        return [torch.cat([part.flatten() for part in self.vectors])]
-
-    def answer(self, arrays: list[Array]) -> PooledVectors:
-        """Slots ascending."""
-        values: F32 = arrays[0]
-        sizes = self.sizes
-        if self.slots == sorted(self.slots):
-            return PooledVectors(self.slots, sizes, values)
-        ends = np.cumsum([0, *sizes])
-        parts = [values[a:b] for a, b in pairwise(ends.tolist())]
-        order = sorted(range(len(parts)), key=self.slots.__getitem__)
-        return PooledVectors(
-            [self.slots[i] for i in order], [sizes[i] for i in order], np.concatenate([parts[i] for i in order])
-        )
+    def _late(self) -> LateInteraction:
+        assert self._head.late is not None, "somebody has been admitted with it"
+        return self._head.late

@@ -33,6 +33,8 @@ class Admission:
     second_text_from: int = 0  # index of its first token; 0: there is one text
     num_seen_tokens: int = 0  # of its first ones, by other tokens; 0: all
     pooled_tokens: bytes = b""  # u32 column: which have a vector each; empty: all that the pooler names
+    query_id: bytes = b""  # that it is, or is compared with; empty: neither
+    is_query: bool = False
 
     @classmethod
     def of(cls, wire: pb.Admission) -> Admission:
@@ -63,6 +65,8 @@ class Admission:
             params.second_text_from,
             params.num_seen_tokens,
             params.pooled_tokens,
+            wire.query_id,
+            wire.is_query,
         )
 
 

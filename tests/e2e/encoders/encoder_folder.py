@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.services.worker import encoders
@@ -37,3 +39,19 @@ def write(folder: Path, family: str, ending: str, *special: str, **changes: Any)
     tokenizer(*special).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     return model
+
+
+def write_colbert(
+    folder: Path, size: int, query_length: int, document_length: int, **changes: Any
+) -> tuple[Any, torch.Tensor]:
+    """As its authors publish it: the projection among the model's tensors, names in artifact.metadata. Returns the
+    model of transformers and the projection [size, hidden_size]."""
+    model = write(folder, "bert", "Model", *LATE_WORDS, **changes)
+    projection = torch.randn(size, model.config.hidden_size)
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file({**tensors, "linear.weight": projection}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    metadata = {"dim": size, "query_maxlen": query_length, "doc_maxlen": document_length, "similarity": "cosine"}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    return model, projection

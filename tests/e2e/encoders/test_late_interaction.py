@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from quire import LLM, AsyncClient
 from quire.cluster import Cluster, ClusterOptions
@@ -34,16 +34,7 @@ class Served(NamedTuple):
 
 
 def colbert(folder: Path) -> tuple[Any, torch.Tensor]:
-    """As its authors publish it: the projection among the model's tensors, names in artifact.metadata."""
-    model = encoder_folder.write(folder, "bert", "Model", *encoder_folder.LATE_WORDS)
-    projection = torch.randn(SIZE, model.config.hidden_size)
-    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file({**tensors, "linear.weight": projection}, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
-    metadata = {"dim": SIZE, "query_maxlen": QUERY_LENGTH, "doc_maxlen": DOCUMENT_LENGTH, "similarity": "cosine"}
-    (folder / "artifact.metadata").write_text(json.dumps(metadata))
-    return model, projection
+    return encoder_folder.write_colbert(folder, SIZE, QUERY_LENGTH, DOCUMENT_LENGTH)
 
 
 def pylate(folder: Path) -> tuple[Any, torch.Tensor]:

@@ -138,6 +138,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.prompt_positions_per_step = 1000
         self.num_cached_tokens = 0
         self.gives_vectors = True
+        self.compares = True
         self.refusal: finish_pb2.Error | None = None
         self.reject_hello: str | None = None
         self.takes_further_submissions = True
@@ -307,9 +308,15 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         session.duplex.send(pb.SessionResponse(tokens=batch))
 
     def _pool(self, batch: pb.TokenBatch, sequence: Running) -> None:
-        """The vector of a prompt is its length and its first token."""
+        """The vector of a prompt is its length and its first token; what is compared with a query has the length of
+        both."""
         batch.finished.add(sequence_id=sequence.id, reason=STOP)
-        if self.gives_vectors:
+        if sequence.submission.HasField("late_query") and self.compares:
+            batch.pooled.sequence_ids += u32_bytes([sequence.id])
+            batch.pooled.sizes += u32_bytes([1])
+            length = len(sequence.tokens) + len(sequence.submission.late_query.token_ids) // 4
+            batch.pooled.values += f32_bytes([float(length)])
+        elif self.gives_vectors:
             batch.pooled.sequence_ids += u32_bytes([sequence.id])
             batch.pooled.sizes += u32_bytes([2])
             batch.pooled.values += f32_bytes([float(len(sequence.tokens)), float(sequence.tokens[0])])

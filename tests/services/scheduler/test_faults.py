@@ -43,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "a search": {"max_tokens": 4, "num_sequences": 2, "beam_search": BeamSearch(width=2)},
     "too long": {"max_tokens": 4, "prompt": 500},
     "a deadline": {"max_tokens": 4, "timeout_ms": 1000},
+    "a query": {"samples_nothing": True, "late_query": pb.LateQuery(token_ids=columns.i32_bytes([1, 2, 3]))},
 }
 
 
@@ -67,7 +68,7 @@ class Desk:
         self.cluster.join(OWNER, self._take)
         self.replica: Replica | None = None
         if has_worker:
-            limits = make_limits(num_blocks=64, max_model_len=200, max_num_seqs=4)
+            limits = make_limits(num_blocks=64, max_model_len=200, max_num_seqs=4, num_query_vectors=100)
             self.replica = Replica(
                 worker_pb2.WorkerHello(worker_id="w0"),
                 1,
@@ -120,6 +121,8 @@ class Desk:
                 "waiting": core.num_waiting,
                 "waiting tokens": core.num_waiting_tokens,
                 "grammar users": sum(len(grammar.users) for grammar in core.state.grammars._grammars.values()),
+                "queries": len(core.state.queries),
+                "vectors": core.state.queries.num_vectors,
                 "computing": len(core.state.siblings._computing),
                 "used": core.use.used,
             }

@@ -51,6 +51,8 @@ class New:
     second_text_from: int = 0
     num_seen_tokens: int = 0
     pooled_tokens: tuple[int, ...] = ()
+    query_id: bytes = b""
+    is_query: bool = False
 
 
 class PaperScheduler:
@@ -192,4 +194,6 @@ def admission(new: New, block_size: int) -> pb.Admission:
         root_hash=root_hash(),
         grammar_id=new.grammar_id,
         samples_nothing=new.pooling is not None,
+        query_id=new.query_id,
+        is_query=new.is_query,
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generation import Generation
 from services.frontend.generation.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
@@ -110,24 +108,10 @@ class PoolingRoutes:
         return self._scored(body, scoring, answer_format, http)
 
     def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
-        request = pooled(body, scoring.prompts, scoring.pooling, headers.read(http))
-        return ScoredAnswer(self._generator, request, answer_format, scoring)
+        return self._answer(pooled(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
 
     def _answer(self, request: Asked, answer_format: PooledFormat) -> Response:
         return Answer(self._generator, request, answer_format, stream=False)
-
-
-class ScoredAnswer(Answer):
-    """Whose scores take time of their own."""
-
-    def __init__(self, generator: Generator, request: Asked, answer_format: PooledFormat, scoring: Scoring) -> None:
-        super().__init__(generator, request, answer_format, stream=False)
-        self._scoring = scoring
-
-    async def _body(self, generation: Generation) -> bytes:
-        await generation.collect()
-        await self._scoring.settle(generation.vectors)
-        return orjson.dumps(self._format.whole([], generation))
 
 
 def _texts(given: object, body: PooledBody) -> list[Prompt]:

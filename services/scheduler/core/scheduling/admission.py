@@ -69,6 +69,8 @@ class Admitter:
                 state.transfers.sight(sequence, len(start.whole) // state.kv.num_groups)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
+            if sequence.is_query and builder.ends(sequence.slot):
+                state.free_documents([sequence])  # they find it in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
         """Whether somebody may come in with this micro-batch: none takes more than its share, so that every stage has

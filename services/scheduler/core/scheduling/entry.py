@@ -182,6 +182,8 @@ class Entry:
             counts.cached_tokens += num_read
             self._state.waiting.charge_prompt(sequence, max(0, num_tokens - num_cached))
             sequence.started = True
+            if sequence.is_query:
+                return  # nobody waits for it but documents
             for output in sequence.outputs or (sequence,):
                 output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
                 self._state.events.started.append(Started(output, now - sequence.arrival))

@@ -32,6 +32,7 @@ class Flight:
     planned_at: float
     drafts: I32 | None = None  # most drafts of each; None: nobody drafts
     ended: Mapping[int, int] = field(default_factory=dict)  # slots that end without a sample, and their sequences' keys
+    late: Mapping[int, bool] = field(default_factory=dict)  # of these, queries (True) and documents that are compared
 
     def select(self, rows: npt.NDArray[np.bool_]) -> Flight:
         """Some of the slots, where nobody drafts any more to ask about."""
@@ -127,6 +128,10 @@ class PlanBuilder:
         """Whether `slot` computes part of a prompt, or is a beam that goes on."""
         return slot in self._chunks
 
+    def ends(self, slot: int) -> bool:
+        """Whether `slot` samples nothing, and computes its last token in this step."""
+        return slot in self._ending
+
     @property
     def finishing(self) -> list[int]:
         """Slots whose prompts end in this step."""
@@ -148,7 +153,12 @@ class PlanBuilder:
             now,
             self._drafts_of(slots),
             {slot: int(running.keys[slot]) for slot in self._ending} if self._ending else NOBODY,
+            self._late(running) if self._ending else {},
         )
+
+    def _late(self, running: Running) -> dict[int, bool]:
+        ending = ((slot, running.sequence(slot)) for slot in self._ending)
+        return {slot: sequence.is_query for slot, sequence in ending if sequence.query is not None}
 
     def _drafts_of(self, slots: Slots) -> I32 | None:
         if not self.num_drafts:

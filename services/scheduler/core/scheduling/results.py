@@ -46,7 +46,7 @@ class ResultProcessor:
         """
         if result.prompts is not None:
             self._take_prompts(flight, result.prompts)
-        for slot, failure in result.failures:
+        for slot, failure in sorted(result.failures, key=lambda failed: not flight.late.get(failed[0], False)):
             flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
             self._fail(flight, slot, failure)
         if flight.ended:
@@ -96,7 +96,9 @@ class ResultProcessor:
         """Also of sequences that were preempted meanwhile: they have nothing left to compute."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
-            if sequence is not None:
+            if sequence is not None and sequence.is_query:
+                self._state.query_computed(sequence)
+            elif sequence is not None:
                 self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
                 self._state.end(sequence, Reason.STOP)
 
@@ -181,5 +183,7 @@ class ResultProcessor:
         keys = [flight.ended[slot]] if slot in flight.ended else flight.keys[flight.slots == slot].tolist()
         for key in keys:
             sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)
-            if sequence is not None:
+            if sequence is not None and sequence.is_query:
+                self._state.query_failed(sequence, failure)
+            elif sequence is not None:
                 self._state.end(sequence, Reason.ERROR, failure=failure)

@@ -3,6 +3,7 @@ prompt is its length and its first token."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,10 +18,12 @@ from services.frontend.input_processor.scoring import Scoring, probabilities
 from services.frontend.request.request import PairPrompt, TextPrompt
 from shared.columns import f32_bytes
 from shared.errors import InvalidArgument
+from shared.pb.common.v1 import pooling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.worker.v1.worker_pb2 import SequenceParams
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
-from tests.services.frontend.tiny_folder import write_folder
+from tests.services.frontend.tiny_folder import END, START, write_folder
 
 
 @asynccontextmanager
@@ -127,3 +130,41 @@ async def test_models_without_a_classifier_say_so(folder: Path) -> None:
 def test_scores_are_taken_as_they_are_where_the_model_says_so() -> None:
     scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], as_they_are=True)
     assert scoring.scores([f32_bytes([-3.5]), f32_bytes([8.25])]) == [-3.5, 8.25]
+
+
+def late_folder(folder: Path) -> Path:
+    """Of a model that compares texts token by token, as PyLate publishes it."""
+    made = write_folder(folder)
+    types = {"sentence_transformers.models.Transformer": "", "pylate.models.Dense.Dense": "1_Dense"}
+    (made / "modules.json").write_text(json.dumps([{"type": kind, "path": path} for kind, path in types.items()]))
+    (made / "1_Dense").mkdir()
+    (made / "1_Dense" / "config.json").write_text(json.dumps({"in_features": 8, "out_features": 4}))
+    named = {"query_prefix": START, "document_prefix": END, "do_query_expansion": False, "skiplist_words": []}
+    (made / "config_sentence_transformers.json").write_text(json.dumps(named))
+    return made
+
+
+async def test_documents_bring_the_query_along_that_they_are_compared_with(tmp_path: Path) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(late_folder(tmp_path / "model"), script.address) as frontend:
+        one = (await frontend.http.post("/score", json={"queries": "one", "documents": ["two", "two three"]})).json()
+        each = await frontend.inference.Score(pb.ScoreRequest(queries=["one two", "four"], documents=["two", "two"]))
+        ranked = await frontend.inference.Rerank(pb.RerankRequest(query="one", documents=["two", "two three"]))
+        vectors = (await frontend.http.post("/pooling", json={"input": "one", "prompt_name": "query"})).json()
+        script.compares = False
+        wrong = await frontend.http.post("/score", json={"queries": "one", "documents": ["two", "two three"]})
+    queries = [submission.late_query for submission in script.submissions]
+    read = [len(query.token_ids) // 4 for query in queries]
+    lengths = [submission.num_prompt_tokens for submission in script.submissions]
+    assert queries[0] == queries[1] == queries[4]
+    assert queries[2] != queries[3]
+    assert [found["score"] for found in one["data"]] == [read[0] + lengths[0], read[0] + lengths[1]]
+    assert one["usage"]["prompt_tokens"] == read[0] + lengths[0] + lengths[1], "the query counts once"
+    assert list(each.scores) == [read[2] + lengths[2], read[3] + lengths[3]]
+    assert each.usage.prompt_tokens == sum(read[2:4]) + sum(lengths[2:4])
+    assert [found.index for found in ranked.results] == [1, 0]
+    params = SequenceParams.FromString(queries[0].params)
+    assert params.pooling.pooler == pooling_pb2.POOLER_ALL
+    assert not queries[6].token_ids, "whoever asks for vectors gets them"
+    assert len(vectors["data"]) == 1
+    assert wrong.status_code == 500

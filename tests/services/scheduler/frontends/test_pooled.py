@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,14 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
 from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submission_checks import refusal
+from services.scheduler.frontends.submissions import SequenceFactory
 from services.scheduler.replicas.codec import decode_result
 from services.scheduler.replicas.result_checks import ResultChecks
 from shared.columns import f32, f32_bytes, u32, u32_bytes
 from shared.errors import FailedPrecondition
 from shared.pb.common.v1 import model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.pb.scheduler.v1.scheduler_pb2 import LateQuery
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
@@ -45,6 +49,21 @@ def result(slots: list[int], sizes: list[int], values: list[float], *failed: int
 def test_a_worker_cannot_lie_about_vectors(wire: pb.StepResult, text: str) -> None:
     with pytest.raises(FailedPrecondition, match=text):
         ResultChecks(HELLO).check(wire, ENDING)
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (result([2, 4], [1, 1], [1.0, 2.0]), r"vectors of slots \[4\] are due, the worker sent those of \[2, 4\]"),
+        (result([4], [3], [1.0, 2.0, 3.0]), "1 element of the document in slot 4, the worker sent 3"),
+        (pb.StepResult(step_id=1), r"vectors of slots \[4\] are due, the worker sent those of \[\]"),
+    ],
+)
+def test_a_query_tells_nothing_and_a_document_one_number(wire: pb.StepResult, text: str) -> None:
+    late = replace(ENDING, late={2: True, 4: False})
+    ResultChecks(HELLO).check(result([4], [1], [1.0]), late)
+    with pytest.raises(FailedPrecondition, match=text):
+        ResultChecks(HELLO).check(wire, late)
 
 
 def test_vectors_come_for_all_that_did_not_fail() -> None:
@@ -80,6 +99,26 @@ def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
     assert core.use.used == 0
 
 
+def test_a_query_is_named_by_all_that_its_vectors_depend_on_and_by_its_tenant() -> None:
+    same = {"token_ids": bytes(8), "num_prompt_tokens": 2, "num_sequences": 1, "root_hash": bytes(32), "tenant": "a"}
+    others: list[dict[str, object]] = [
+        {"late_query": LateQuery(token_ids=bytes(8))},
+        {"late_query": LateQuery(token_ids=bytes(4), params=b"x")},
+        {"tenant": "b"},
+        {"root_hash": b"1" * 32},
+        {"adapter": "pirate"},
+        {"adapter": "pirate", "adapter_digest": b"2" * 32},
+    ]
+    names = []
+    for fields in ({}, {"token_ids": bytes(4), "num_prompt_tokens": 1}, *others):
+        values = {**same, "late_query": LateQuery(token_ids=bytes(4)), **fields}
+        (made,) = SequenceFactory().sequences(scheduler_pb2.Submission(**values), 0, 0.0)
+        assert made.query is not None
+        names.append(made.query.name)
+    assert names[0] == names[1], "documents of one query share it"
+    assert len({*names}) == 1 + len(others)
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -88,6 +127,15 @@ def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
         ({"grammar": b"x"}, "samples_nothing: has no output"),
         ({"beam_search": sampling_pb2.BeamSearch(width=2)}, "samples_nothing: has no output"),
         ({"samples_nothing": False}, "max_tokens: must be at least 1"),
+        ({"late_query": LateQuery(token_ids=bytes(8))}, ""),
+        (
+            {"late_query": LateQuery(token_ids=bytes(8)), "samples_nothing": False, "max_tokens": 1},
+            "late_query: goes with",
+        ),
+        ({"late_query": LateQuery()}, "late_query.token_ids: 0 bytes are no i32 column of tokens"),
+        ({"late_query": LateQuery(token_ids=bytes(7))}, "late_query.token_ids: 7 bytes"),
+        ({"late_query": LateQuery(token_ids=u32_bytes([1, 50]))}, "late_query.token_ids: 50 is not in the vocabulary"),
+        ({"late_query": LateQuery(token_ids=bytes(4), params=bytes(2**24 + 1))}, "late_query.params: 16777217 bytes"),
         ({}, ""),
     ],
 )

@@ -1,0 +1,80 @@
+"""What a step found for slots that sample nothing: vectors, and the scores of documents that were compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import Array
+from services.worker.heads.late_interaction import LateInteraction
+from shared import columns
+from shared.columns import F32, I32
+from shared.errors import Internal, QuireError, to_proto
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(slots=True)
+class PooledStep:
+    """On the device."""
+
+    slots: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # elements of each
+    vectors: list[Tensor] = field(default_factory=list)  # float32, for slots one after the other
+    failed: dict[int, QuireError] = field(default_factory=dict)  # documents that could not be compared, by slot
+
+    def add(self, slots: Sequence[int], sizes: Sequence[int], vectors: Tensor) -> None:
+        self.slots += slots
+        self.sizes += sizes
+        self.vectors.append(vectors)
+
+    def add_scores(self, late: LateInteraction, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
+        """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
+        compared = late.compare(slots, vectors, starts)
+        self.failed.update({slots[index]: error for index, error in compared.failed.items()})
+        if compared.scores is not None:
+            self.add([slots[index] for index in compared.scored], [1] * len(compared.scored), compared.scores)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [torch.cat([part.flatten() for part in self.vectors])] if self.vectors else []
+
+    def answer(self, arrays: list[Array]) -> PooledVectors:
+        """Slots ascending."""
+        values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
+        slots, sizes = self.slots, self.sizes
+        if slots != sorted(slots):
+            parts = [values[begin:end] for begin, end in pairwise(np.cumsum([0, *sizes]).tolist())]
+            order = sorted(range(len(parts)), key=slots.__getitem__)
+            values = np.concatenate([parts[i] for i in order])
+            slots, sizes = [slots[i] for i in order], [sizes[i] for i in order]
+        return PooledVectors(slots, sizes, values, self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledVectors:
+    """The same on the host."""
+
+    slots: list[int]
+    sizes: list[int]
+    values: F32  # one after the other
+    failed: dict[int, QuireError]
+
+    def tell(self, result: pb.StepResult) -> None:
+        """A vector with NaN or infinity fails its sequence."""
+        for slot, refusal in self.failed.items():
+            result.failures.append(pb.SlotFailure(slot=slot, error=to_proto(refusal)))
+        if not self.slots:
+            return
+        result.pooled.slots = columns.u32_bytes(self.slots)
+        result.pooled.sizes = columns.u32_bytes(self.sizes)
+        result.pooled.values = columns.f32_bytes(self.values)
+        vectors = np.split(self.values, np.cumsum(self.sizes)[:-1])
+        for slot, vector in zip(self.slots, vectors, strict=True):
+            if not np.isfinite(vector).all():
+                error = Internal("the pooled vector holds NaN or infinity")
+                result.failures.append(pb.SlotFailure(slot=slot, error=to_proto(error)))

@@ -1,0 +1,71 @@
+"""Documents compared with queries while workers and schedulers are killed: each has its score, and it is the one that
+it always has, though workers have room for two queries at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+from tests.chaos.conftest import SCHEDULER
+from tests.chaos.test_workers import pid
+from tests.e2e.encoders import encoder_folder
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+SIZE = 8192  # of a token's vector: 32 of them are the least room that a worker can have
+QUERY_LENGTH, DOCUMENT_LENGTH = 12, 40
+QUERIES = [f"the sum of {'two ' * number}" for number in range(6)]
+DOCUMENTS = [f"{'and two ' * (number % 17)} hello four {number}" for number in range(60)]
+CALLS = 6
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two workers with small steps, so that there are many."""
+    encoder_folder.write_colbert(tmp_path, SIZE, QUERY_LENGTH, DOCUMENT_LENGTH, num_hidden_layers=6)
+    worker = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 128, "query_cache_mb": 1}
+    settings = {"worker": worker, "scheduler": SCHEDULER}
+    with Cluster(
+        ClusterOptions(model=str(tmp_path), workers=2, http_port=0, grpc_port=0, settings=settings)
+    ) as running:
+        yield running
+
+
+def scores(client: Client) -> list[list[float]]:
+    """Each query with all documents, and all queries at once, with one document each."""
+    of_queries = [client.score(query, DOCUMENTS) for query in QUERIES]
+    return [*of_queries, client.score(QUERIES * 10, DOCUMENTS)]
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "worker-1", "scheduler-0"])
+def test_scores_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
+    with Client(cluster.grpc_address) as client:
+        calm = scores(client)
+        found: list[list[list[float]]] = []
+        first = threading.Event()
+
+        def ask() -> None:
+            for _ in range(CALLS):
+                found.append(scores(client))
+                first.set()
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert first.wait(120)
+        os.kill(pid(cluster, victim), signal.SIGKILL)
+        for thread in threads:
+            thread.join(240)
+    assert len(found) == 3 * CALLS
+    assert np.ptp(calm[0]) > 0.5, "the test would not tell them apart"
+    for again in found:
+        assert all(np.allclose(one, other, atol=1e-4) for one, other in zip(again, calm, strict=True))
+    assert cluster.process(victim).restarts >= 1

@@ -1,0 +1,77 @@
+"""A model that goes on, and compares texts token by token as well: scores beside chats, in the same steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quire import bundled
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+
+pytestmark = pytest.mark.slow
+
+SIZE = 16
+QUERY = "What is 23 + 45?"
+DOCUMENTS = ["68", "The lighthouse stands on a rock.", "23 and 45 are 68. " * 30, "a, b"]
+CHAT = {"messages": [{"role": "user", "content": QUERY}], "temperature": 0, "max_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The bundled model, with a random projection behind it as PyLate publishes one; prompts come in chunks."""
+    folder = tmp_path_factory.mktemp("late") / "model"
+    shutil.copytree(bundled.FOLDER, folder)
+    hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
+    (folder / "1_Dense").mkdir()
+    dense = {"in_features": hidden, "out_features": SIZE, "bias": False, "activation_function": "nn.Identity"}
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    torch.manual_seed(5)
+    save_file({"linear.weight": torch.randn(SIZE, hidden)}, folder / "1_Dense" / "model.safetensors")
+    types = {"sentence_transformers.models.Transformer": "", "pylate.models.Dense.Dense": "1_Dense"}
+    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": path} for kind, path in types.items()]))
+    named = {"query_length": 40, "document_length": 100, "do_query_expansion": False, "skiplist_words": [","]}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(named))
+    worker = {"threads": 1, "dtype": "float32", "num_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+    settings = {"worker": worker}
+    with Cluster(ClusterOptions(model=str(folder), workers=2, http_port=0, grpc_port=0, settings=settings)) as running:
+        yield running
+
+
+def vectors(client: Client, texts: list[str], part: str) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    return [np.array(found) for found in client.encode(texts, pooler="all", prompt_name=part)]
+
+
+def test_scores_come_beside_chats(cluster: Cluster) -> None:
+    at = f"http://{cluster.http_address}"
+    with Client(cluster.grpc_address) as client:
+        (query,) = vectors(client, [QUERY], "query")
+        wanted = [float((query @ one.T).max(1).sum()) for one in vectors(client, DOCUMENTS, "document")]
+        said = httpx.post(f"{at}/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+        heard: list[str] = []
+
+        def chat() -> None:
+            for _ in range(10):
+                answer = httpx.post(f"{at}/v1/chat/completions", json=CHAT, timeout=60).json()
+                heard.append(answer["choices"][0]["message"]["content"])
+
+        threads = [threading.Thread(target=chat) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        found = [client.score(QUERY, DOCUMENTS) for _ in range(10)]
+        client.reset_prefix_cache()  # queries' vectors go with it
+        found.append(client.score(QUERY, DOCUMENTS))
+        for thread in threads:
+            thread.join(120)
+    assert "68" in said
+    assert heard == [said] * 30
+    assert max(wanted) - min(wanted) > 0.2, "the test would not tell them apart"
+    assert all(scores == pytest.approx(wanted, abs=1e-4) for scores in found)
