@@ -87,6 +87,8 @@ class LLM(_Embedded):
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
         self.client = Client(self.address, api_key=self._api_key)
+        self.files = self.client.files  # of a cluster with batch_folder=
+        self.batches = self.client.batches
 
     def generate(
         self,
@@ -182,6 +184,8 @@ class AsyncLLM(_Embedded):
         self.score = self.client.score
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
+        self.files = self.client.files  # of a cluster with batch_folder=
+        self.batches = self.client.batches
 
     def generate(
         self,
