@@ -254,6 +254,14 @@ class Client:
         with closing(self._admin()) as admin:
             return admin.stream_weights(named_tensors, weight_version, mode)
 
+    def update_weights_from_ipc(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same for workers of this host and user, which read the tensors themselves: those on GPUs where they are
+        (CUDA IPC), others in shared memory. They stay as they are until this returns."""
+        with closing(self._admin()) as admin:
+            return admin.share_weights(named_tensors, weight_version, mode)
+
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host
         memory (level 1) or are lost and read again at wake_up() (level 2). Requests that are there wait ("keep"), end

@@ -156,6 +156,12 @@ class LLM(_Embedded):
         """The same as a stream (Client.update_weights_from_tensor)."""
         return self.client.update_weights_from_tensor(named_tensors, weight_version, mode)
 
+    def update_weights_from_ipc(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same through memory of this host (Client.update_weights_from_ipc)."""
+        return self.client.update_weights_from_ipc(named_tensors, weight_version, mode)
+
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
         self.client.close()
