@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire import weights_stream
+from quire import weights_memory, weights_stream
 from quire.requests import translated_errors
 from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -66,7 +66,14 @@ class AdminClient:
 
     def stream_weights(self, named_tensors: Iterable[tuple[str, Any]], weight_version: str, mode: str) -> str:
         begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
-        messages = weights_stream.messages(begin, named_tensors)
+        return self._send_weights(weights_stream.messages(begin, named_tensors))
+
+    def share_weights(self, named_tensors: Iterable[tuple[str, Any]], weight_version: str, mode: str) -> str:
+        begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
+        with weights_memory.messages(begin, named_tensors) as messages:
+            return self._send_weights(messages)
+
+    def _send_weights(self, messages: Iterator[pb.StreamWeightsRequest]) -> str:
         with translated_errors():
             answer = self._stub.StreamWeights(messages, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
             return str(answer.updated.weight_version)

@@ -8,6 +8,7 @@ from typing import Unpack
 import grpc
 
 from quire.api_key import showing_key
+from quire.batches import AsyncBatches, AsyncFiles
 from quire.client import DEFAULT_ADDRESS
 from quire.outputs import (
     Classification,
@@ -41,6 +42,7 @@ from quire.requests import (
     rerank_request,
     score_request,
 )
+from shared.pb.batch.v1 import batch_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.rpc.channel import connect
@@ -54,6 +56,8 @@ class AsyncClient:
         self.address = address
         self._channel = connect(address, tls)
         self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
+        self.files = AsyncFiles(showing_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
+        self.batches = AsyncBatches(showing_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
+from quire.batches import Batches, Files
 from quire.outputs import (
     Classification,
     Delta,
@@ -44,6 +45,7 @@ from quire.requests import (
     translated_errors,
 )
 from shared.pb.admin.v1 import admin_pb2
+from shared.pb.batch.v1 import batch_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.rpc.channel import connect_blocking
@@ -72,6 +74,8 @@ class Client:
         self._admin_at = admin_address, admin_key_file
         self._channel = connect_blocking(address, tls)
         self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
+        self.files = Files(showing_key(batch_pb2_grpc.FileServiceStub(self._channel), api_key))
+        self.batches = Batches(showing_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
 
     def generate(
         self,
@@ -249,6 +253,14 @@ class Client:
         stream."""
         with closing(self._admin()) as admin:
             return admin.stream_weights(named_tensors, weight_version, mode)
+
+    def update_weights_from_ipc(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same for workers of this host and user, which read the tensors themselves: those on GPUs where they are
+        (CUDA IPC), others in shared memory. They stay as they are until this returns."""
+        with closing(self._admin()) as admin:
+            return admin.share_weights(named_tensors, weight_version, mode)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host

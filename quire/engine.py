@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from quire import bundled
 from quire.llm import by_service
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import Options, Prompt, generate_request, plain
+from quire.requests import Options, Params, Prompt, for_each, generate_request, is_one, plain
+from shared.errors import FailedPrecondition
 from shared.settings import SERVICES
 
 
@@ -63,6 +64,27 @@ class LLMEngine:
             if news.finished:
                 del self._gathered[news.request_id]
         return outputs
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
+        """Continues each prompt, all at a time, as `LLM.generate` does; results in the order of the prompts. Raises
+        what one of them ends with. FailedPrecondition while others are under way: their news would be lost."""
+        if self.has_unfinished_requests():
+            text = f"generate: {len(self._gathered)} requests are under way, whose outputs step() returns"
+            raise FailedPrecondition(text)
+        batch: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        numbers = {str(number): number for number in range(len(batch))}
+        found: dict[int, RequestOutput] = {}
+        try:
+            for (name, number), own in zip(numbers.items(), for_each(params, len(batch)), strict=True):
+                self.add_request(name, batch[number], own)
+            while self.has_unfinished_requests():
+                found |= {numbers[output.request_id]: output for output in self.step() if output.finished}
+        finally:
+            self.abort_request(list(self._gathered))
+        for output in found.values():
+            if output.error is not None:
+                raise output.error
+        return [found[number] for number in range(len(batch))]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """These say nothing more. Those that are not there, or not any more, are passed over."""

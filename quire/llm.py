@@ -87,6 +87,8 @@ class LLM(_Embedded):
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
         self.client = Client(self.address, api_key=self._api_key)
+        self.files = self.client.files  # of a cluster with batch_folder=
+        self.batches = self.client.batches
 
     def generate(
         self,
@@ -154,6 +156,12 @@ class LLM(_Embedded):
         """The same as a stream (Client.update_weights_from_tensor)."""
         return self.client.update_weights_from_tensor(named_tensors, weight_version, mode)
 
+    def update_weights_from_ipc(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same through memory of this host (Client.update_weights_from_ipc)."""
+        return self.client.update_weights_from_ipc(named_tensors, weight_version, mode)
+
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
         self.client.close()
@@ -182,6 +190,8 @@ class AsyncLLM(_Embedded):
         self.score = self.client.score
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
+        self.files = self.client.files  # of a cluster with batch_folder=
+        self.batches = self.client.batches
 
     def generate(
         self,

@@ -84,6 +84,16 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
+    @property
+    def rollout_log_probs(self) -> list[float]:
+        """Of each of token_ids, by the policy that sampled it: what a trainer's ratio is taken to. Raises
+        InvalidArgument where the request asked for none (SamplingParams.logprobs)."""
+        if self.logprobs is None or len(self.logprobs) != len(self.token_ids):
+            raise InvalidArgument("logprobs: rollout_log_probs need SamplingParams(logprobs=0)", field="logprobs")
+        if isinstance(self.logprobs, FlatLogprobs):
+            return [self.logprobs.logprobs[start] for start in self.logprobs.starts[:-1]]
+        return [each.logprob for each in self.logprobs]
+
 
 @dataclass(slots=True)
 class RequestOutput:

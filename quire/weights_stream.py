@@ -24,20 +24,24 @@ def messages(
 ) -> Iterator[pb.StreamWeightsRequest]:
     """Raises InvalidArgument for what is no tensor of torch's."""
     tensors = list(named_tensors)
-    heads = [_head(name, tensor) for name, tensor in tensors]
-    return _stream(begin, tensors, heads)
+    return _stream(begin, tensors, [head(name, tensor) for name, tensor in tensors])
+
+
+def beginning(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterator[pb.StreamWeightsRequest]:
+    """What comes before all content."""
+    yield pb.StreamWeightsRequest(begin=begin)
+    for start in range(0, len(heads), HEADS_IN_A_PIECE):
+        part = TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE])
+        yield pb.StreamWeightsRequest(piece=WeightsPiece(heads=part))
 
 
 def _stream(
     begin: pb.UpdateWeightsRequest, tensors: list[tuple[str, Any]], heads: list[TensorHead]
 ) -> Iterator[pb.StreamWeightsRequest]:
-    yield pb.StreamWeightsRequest(begin=begin)
-    for start in range(0, len(heads), HEADS_IN_A_PIECE):
-        part = TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE])
-        yield pb.StreamWeightsRequest(piece=WeightsPiece(heads=part))
+    yield from beginning(begin, heads)
     digest = hashlib.sha256()
     for _, tensor in tensors:
-        content = _bytes(tensor)
+        content = content_of(tensor)
         digest.update(content)
         for start in range(0, len(content), PIECE_BYTES):
             part_of_it = bytes(content[start : start + PIECE_BYTES])
@@ -45,14 +49,15 @@ def _stream(
     yield pb.StreamWeightsRequest(piece=WeightsPiece(end=digest.digest()))
 
 
-def _head(name: str, tensor: Any) -> TensorHead:
+def head(name: str, tensor: Any) -> TensorHead:
+    """Raises InvalidArgument."""
     dtype = DTYPES.get(str(getattr(tensor, "dtype", "")).removeprefix("torch."))
     if dtype is None or not hasattr(tensor, "detach"):
         raise InvalidArgument(f"named_tensors: {name} is no tensor of a known dtype", field="named_tensors")
     return TensorHead(name=name, dtype=dtype, shape=list(tensor.shape))
 
 
-def _bytes(tensor: Any) -> memoryview:
+def content_of(tensor: Any) -> memoryview:
     """Row by row, wherever it lies."""
     import torch
 

@@ -15,6 +15,7 @@ from services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
 from services.frontend.composition.loop_delay import watch_loop_delay
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.composition.through_redis import ThroughRedis
+from services.frontend.offline.offline import Offline
 from shared import logs, ports
 from shared.metrics.base import Document, Page
 from shared.metrics.frontend import FrontendMetrics
@@ -67,9 +68,12 @@ class Frontend:
         self.core = Core(settings, self.model, self.door, self.redis, self._grpc.address)
         self._health = Health(self.core.client, shutdown, self._grpc.server)
         parts = (self.model, self.door, self.core)
-        services = GrpcServices(settings, self._grpc, *parts, health=self._health, shutdown=shutdown)
+        self._offline = Offline(settings, self.door.access, self.door.bodies, lambda: shutdown.requested)
+        services = GrpcServices(
+            settings, self._grpc, *parts, health=self._health, offline=self._offline.work, shutdown=shutdown
+        )
         self.admin = services.admin
-        self.http = HttpPort(settings, *parts, services=services, health=self._health, shutdown=shutdown)
+        self.http = HttpPort(settings, *parts, services=services, health=self._health, offline=self._offline)
         self._page = None if settings.metrics_port < 0 else self._new_page(settings.metrics_port)
 
     @property
@@ -124,7 +128,7 @@ class Frontend:
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
             *self.redis.tasks(),
             *self.core.streams.tasks(),
-            *self.http.offline.tasks(),
+            *self._offline.tasks(),
         ]
         await first(http, *background, self._drain_when_asked(http))
 

@@ -17,6 +17,8 @@ class StreamMetrics:
         self.made = self._gauge("streams_made", "Resumable streams that have not ended and are made here")
         self.num_bytes = self._gauge("stream_bytes", "What resumable streams take of this frontend's memory")
         self.readers = self._gauge("stream_readers", "Who reads resumable streams here, or asks how far one is")
+        self.of_all = self._gauge("streams_kept", "Resumable streams in Redis, of all tenants and frontends")
+        self.bytes_of_all = self._gauge("stream_kept_bytes", "What these take of it: their messages and requests")
         self.begun = self._counter("streams_begun", "Resumable streams that were begun here")
         self.attaches = self._counter("stream_attaches", "Times that a stream was taken up again")
         self.takeovers = self._counter("stream_takeovers", "Streams gone on with here, whose maker was gone")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +17,7 @@ from quire.cluster import Cluster
 from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import Options
+from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.streams import greedy, prompts
 from tests.e2e.conftest import running_cluster
@@ -74,37 +72,6 @@ class Reader:
             for sample in {delta.index for delta in self.deltas}
             if (own := [delta for delta in self.deltas if delta.index == sample])
         }
-
-
-class Another(NamedTuple):
-    """A frontend that may be killed."""
-
-    grpc: str
-    http: str
-    process: int
-
-
-@asynccontextmanager
-async def another_frontend(cluster: Cluster) -> AsyncIterator[Another]:
-    """Of the same cluster, with ports of its own."""
-    spec = cluster.process("frontend-0").spec
-    flags = {name: spec.flags[name] for name in ("redis", "redis_password_file", "cluster_secret_file")}
-    named = {"id": "other", "http-port": "0", "grpc-port": "0", **flags}
-    command = [sys.executable, "-m", "quire", "frontend"]
-    for name, value in named.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    command += ["--model", str(cluster.options.model_folder), "--served-model-name", cluster.options.model_name]
-    command += ["--schedulers", cluster.process("scheduler-0").addresses["grpc"]]
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
-    try:
-        assert process.stdout is not None
-        words = (await process.stdout.readline()).decode().split()
-        addresses = dict(word.split("=", 1) for word in words[2:])
-        yield Another(addresses["grpc"], addresses["http"], process.pid)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @pytest.mark.parametrize("kind", [greedy, seeded])

@@ -12,7 +12,7 @@ def test_the_pages_are_current() -> None:
 
 def test_every_part_of_the_public_protocol_says_what_it_is() -> None:
     """A table's last column is its comment."""
-    for name in ("inference", "common", "admin", "dialects"):
+    for name in ("inference", "batch", "common", "admin", "dialects"):
         rows = [line for line in reference.pages()[name].splitlines() if line.startswith("| `")]
         assert [row for row in rows if row.endswith("|  |")] == []
 

@@ -92,7 +92,7 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
         prompts = body.get(name)
         if isinstance(prompts, list) and len(prompts) > limits.max_parts and isinstance(prompts[0], (str, list)):
             raise too_many(name, len(prompts), "max_parts", limits.max_parts)
-    _check_metadata(body.get("metadata"))
+    check_metadata(body.get("metadata"))
     _check_parts(body, limits)
     if num_bytes > limits.max_form_characters:
         _check_forms(body, limits)
@@ -113,7 +113,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _check_metadata(metadata: Any) -> None:
+def check_metadata(metadata: Any) -> None:
     for key, value in metadata.items() if isinstance(metadata, dict) else ():
         if len(key) > MOST_IN_KEY or (isinstance(value, str) and len(value) > MOST_IN_VALUE):
             most = f"keys have at most {MOST_IN_KEY} characters, values {MOST_IN_VALUE}"

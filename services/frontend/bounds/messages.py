@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from services.frontend.bounds import counts
 from services.frontend.bounds.room import Room
 from shared.errors import InvalidArgument
+from shared.pb.batch.v1 import batch_pb2
 from shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
@@ -21,7 +22,7 @@ NAMES = {"options": "choice", "choices": "choice"}  # of lists that clients know
 # What clients send over gRPC, by the method's path.
 REQUESTS: dict[str, type[Message]] = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
-    for file in (pb.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
+    for file in (pb.DESCRIPTOR, batch_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
     for service in file.services_by_name.values()
     for method in service.methods
 }
@@ -68,6 +69,8 @@ def check(message: Message, limits: RequestLimits) -> None:
         counts.check_entries([(NAMES.get(field.name, field.name), value)], limits)
         if field.name == "tools":
             _check_tools(value, limits)
+    if isinstance(message, batch_pb2.CreateBatchRequest):
+        counts.check_metadata(dict(message.metadata))
     if isinstance(message, pb.ChatRequest) and len(message.chat_template_kwargs) > limits.max_form_characters:
         raise counts.too_long_form("chat_template_kwargs", limits)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from services.frontend.composition.door import Door
-from services.frontend.grpc_edge import connections, inference_service
+from services.frontend.grpc_edge import batch_service, connections, file_service, inference_service
 from services.frontend.kserve_edge import service as open_inference
 from services.frontend.vllm_edge import service as vllm_engine
 from shared.rpc.guard import CallGuard
 from shared.rpc.server import Server
 from shared.settings.frontend import FrontendSettings
 
-SERVICES = (inference_service.SERVICE_NAME, open_inference.SERVICE_NAME, vllm_engine.SERVICE_NAME)
+SERVICES = (
+    inference_service.SERVICE_NAME,
+    file_service.SERVICE_NAME,
+    batch_service.SERVICE_NAME,
+    open_inference.SERVICE_NAME,
+    vllm_engine.SERVICE_NAME,
+)
 
 
 class GrpcPort:

@@ -8,10 +8,14 @@ from services.frontend.composition.grpc_port import GrpcPort
 from services.frontend.composition.health import Health
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.grpc_edge import admin_service, inference_service
+from services.frontend.grpc_edge.batch_service import BatchService
+from services.frontend.grpc_edge.file_service import FileService
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.resumable import Resumable
 from services.frontend.kserve_edge import service as open_inference
+from services.frontend.offline.work import OfflineWork
 from services.frontend.vllm_edge import service as vllm_engine
+from shared.pb.batch.v1 import batch_pb2_grpc
 from shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.process.lifecycle import Shutdown
@@ -31,6 +35,7 @@ class GrpcServices:
         core: Core,
         *,
         health: Health,
+        offline: OfflineWork,
         shutdown: Shutdown,
     ) -> None:
         server = port.server.grpc
@@ -38,6 +43,9 @@ class GrpcServices:
         self.operators = _operators(settings.name, port.address, door, core, shutdown)
         self.admin = AdminPort(settings, self.operators, port.server.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, server)
+        parts = (offline, door.metrics, door.calls)
+        batch_pb2_grpc.add_FileServiceServicer_to_server(FileService(*parts), server)
+        batch_pb2_grpc.add_BatchServiceServicer_to_server(BatchService(*parts), server)
         tensors = _open_inference(model, door, core, health)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(tensors, server)
         engine = _vllm_engine(model, door, core, health)

@@ -30,14 +30,13 @@ from services.frontend.openai_edge.routes.token_routes import TokenRoutes
 from services.frontend.sglang_edge.routes import SglangRoutes
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.edge import WebEdge
-from shared.process.lifecycle import Shutdown
 from shared.settings.frontend import FrontendSettings
 
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
 
 
 class HttpPort:
-    """Owns the server and the batches that are worked through offline."""
+    """Owns the server, through which the lines of batches are answered as well."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class HttpPort:
         *,
         services: GrpcServices,
         health: Health,
-        shutdown: Shutdown,
+        offline: Offline,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -56,7 +55,7 @@ class HttpPort:
         self._core = core
         self._services = services
         self._health = health
-        self.offline = Offline(settings, door.access, door.bodies, lambda: shutdown.requested)
+        self._offline = offline
         self.server = self._new_server()
         self.address = settings.reachable(self.server.port)
 
@@ -77,7 +76,7 @@ class HttpPort:
             load=self._core.load,
             web=self._new_web_edge,
         )
-        self.offline.call(face.inner)
+        self._offline.call(face.inner)
         return HttpServer(
             face,
             settings.host,
@@ -124,7 +123,7 @@ class HttpPort:
         routes = (
             AdapterRoutes(operators.adapters, door.bodies),
             OperationRoutes(operators.schedulers, operators.services, door.bodies),
-            self.offline,
+            self._offline,
             ConsoleRoutes(operators.services, self._settings.root_path),
             ServiceRoutes(health.is_serving, health.is_alive, door.admission, self._public_metrics),
         )

@@ -44,11 +44,12 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         if handler is None or kind is None:
             return handler
         changed: dict[str, Any] = {"request_deserializer": None}
-        name = "unary_stream" if handler.response_streaming else "unary_unary"
         method = handler_call_details.method.rpartition("/")[2]
         if handler.request_streaming:
-            changed["stream_stream"] = self._each_bounded(handler.stream_stream, kind)
+            name = "stream_stream" if handler.response_streaming else "stream_unary"
+            changed[name] = self._each_bounded(getattr(handler, name), kind)
         else:
+            name = "unary_stream" if handler.response_streaming else "unary_unary"
             changed[name] = self._bounded(method, getattr(handler, name), kind)
         return handler._replace(**changed)
 

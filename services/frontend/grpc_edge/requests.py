@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from services.frontend.calls.calls import Call
 from services.frontend.grpc_edge import conversations
 from services.frontend.grpc_edge.errors import Context
 from services.frontend.input_processor import sampling_rules
@@ -50,6 +51,11 @@ def arrived(context: Context) -> Arrival:
 def now() -> Arrival:
     """Of a request that no call brings."""
     return Arrival(asyncio.get_running_loop().time(), None)
+
+
+def tenant(said: str, arrival: Arrival, call: Call) -> str:
+    """By the key, or, where there are none, as the call says itself."""
+    return said or arrival.tenant if call.caller is None else call.caller.tenant
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:

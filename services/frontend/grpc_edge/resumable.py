@@ -91,7 +91,7 @@ class Resumable:
         await self._write(stream, 0, context, lambda message: getattr(message, kind))
 
     async def attach(self, asked: pb.AttachRequest, arrival: Arrival, call: Call, context: Context) -> None:
-        stream = await self._streams.attach(_tenant(asked.tenant, arrival, call), asked.request_id)
+        stream = await self._streams.attach(requests.tenant(asked.tenant, arrival, call), asked.request_id)
         await self._write(stream, asked.offset, context, lambda message: message)
 
     async def _write(
@@ -106,10 +106,5 @@ class Resumable:
                 await context.write(wrap(forms.attached(stream, piece)))
 
     async def cancel(self, asked: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
-        await self._streams.cancel(_tenant(asked.tenant, arrival, call), asked.request_id)
+        await self._streams.cancel(requests.tenant(asked.tenant, arrival, call), asked.request_id)
         return pb.CancelResponse()
-
-
-def _tenant(said: str, arrival: Arrival, call: Call) -> str:
-    """By the key, or, where there are none, as the call says itself."""
-    return said or arrival.tenant if call.caller is None else call.caller.tenant

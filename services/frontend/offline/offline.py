@@ -16,6 +16,7 @@ from services.frontend.offline.files import FileStore
 from services.frontend.offline.inner_calls import InnerCalls
 from services.frontend.offline.routes import OfflineRoutes
 from services.frontend.offline.runner import BatchRunner, Means
+from services.frontend.offline.work import OfflineWork
 from shared.process.supervision import restarted
 from shared.settings.frontend import FrontendSettings
 
@@ -36,7 +37,8 @@ class Offline:
             self._files = FileStore(folder / "files", settings.batch_store_mb << 20, settings.batch_file_mb << 20)
             self._batches = BatchStore(folder / "batches")
         self._runner: BatchRunner | None = None
-        self.router: APIRouter = OfflineRoutes(self._files, self._batches, bounds, self._tell).router
+        self.work = OfflineWork(self._files, self._batches, self._tell)
+        self.router: APIRouter = OfflineRoutes(self.work, bounds).router
 
     def _tell(self) -> None:
         if self._runner is not None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
@@ -16,21 +13,11 @@ from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CALL
 from services.frontend.http.router import Router
 from services.frontend.offline import upload
-from services.frontend.offline.batch import Batch
-from services.frontend.offline.batches import BatchStore
 from services.frontend.offline.content import Content
-from services.frontend.offline.files import FileStore, StoredFile
-from shared import batch_lines
-from shared.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from shared.logs import logger
-
-log = logger("batches")
+from services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, OfflineWork, Page, write_down
+from shared.errors import Unimplemented
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
-WINDOW = "24h"
-MOST_LISTED = 10_000
-WRITE_BYTES = 1 << 20
-RETRY_MS = 10_000
 FORM = {
     "requestBody": {
         "content": {
@@ -44,8 +31,6 @@ FORM = {
         }
     }
 }
-
-Listed = TypeVar("Listed", StoredFile, Batch)
 
 
 class NewBatchBody(BaseModel):
@@ -63,12 +48,8 @@ class NewBatchBody(BaseModel):
 class OfflineRoutes:
     """Files in, batches begun, files out."""
 
-    def __init__(
-        self, files: FileStore | None, batches: BatchStore | None, bounds: BodyBounds, tell: Callable[[], None]
-    ) -> None:
-        """`files`, `batches`: None where there is no folder for them. `tell`: whoever runs batches."""
-        self._held_files, self._held_batches = files, batches
-        self._tell = tell
+    def __init__(self, work: OfflineWork, bounds: BodyBounds) -> None:
+        self._work = work
         self.router = Router(tags=["batches"])
         self.router.add_api_route(FILES, self.upload, methods=["POST"], openapi_extra=FORM)
         self.router.add_api_route(FILES, self.list_files, methods=["GET"])
@@ -84,132 +65,68 @@ class OfflineRoutes:
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}", self.get_batch, methods=["GET"])
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}/cancel", self.cancel, methods=["POST"])
 
-    @property
-    def _files(self) -> FileStore:
-        if self._held_files is None:
-            raise Unimplemented("files and batches are not offered by this server: it has no --batch-folder")
-        return self._held_files
-
-    @property
-    def _batches(self) -> BatchStore:
-        assert self._files is self._held_files
-        assert self._held_batches is not None
-        return self._held_batches
-
     async def upload(self, http: Request) -> dict[str, Any]:
         """Keeps a file, sent as a form."""
-        files, tenant = self._files, headers.tenant(http)
+        most = self._work.files.max_file_bytes
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
-        form, target = files.scratch(), files.scratch()
-        announced = int(http.headers.get("content-length", files.max_file_bytes))
-        with files.arriving(min(announced, files.max_file_bytes)), _kept():
-            await asyncio.to_thread(files.check_room)
-            try:
-                await _receive(http, form)
-                taken = await asyncio.to_thread(upload.take_apart, form, boundary, target)
-                purpose = taken.fields.get("purpose", "")
-                return (await asyncio.to_thread(files.keep, target, tenant, taken.filename, purpose)).told()
-            finally:
-                await asyncio.to_thread(_forget, form, target)
+        announced = int(http.headers.get("content-length", most))
+        async with self._work.arriving(min(announced, most)) as (form, target):
+            await write_down(http.stream(), form)
+            taken = await asyncio.to_thread(upload.take_apart, form, boundary, target)
+            purpose = taken.fields.get("purpose", "")
+            return (await self._work.keep(target, headers.tenant(http), taken.filename, purpose)).told()
 
     async def list_files(
         self, http: Request, purpose: str = "", after: str = "", limit: int = MOST_LISTED, order: str = "desc"
     ) -> dict[str, Any]:
-        found = await asyncio.to_thread(self._files.of, headers.tenant(http))
-        wanted = [file for file in found if purpose in ("", file.purpose)]
-        return _page(wanted if order == "desc" else wanted[::-1], after, limit)
+        oldest_first = order != "desc"
+        return _told(
+            await self._work.list_files(headers.tenant(http), purpose, after, limit, oldest_first=oldest_first)
+        )
 
     async def get_file(self, file_id: str, http: Request) -> dict[str, Any]:
-        return (await asyncio.to_thread(self._files.get, file_id, headers.tenant(http))).told()
+        return (await self._work.file(file_id, headers.tenant(http))).told()
 
     async def content(self, file_id: str, http: Request) -> Content:
-        return Content(await asyncio.to_thread(self._files.open, file_id, headers.tenant(http)))
+        return Content(await self._work.open(file_id, headers.tenant(http)))
 
     async def delete_file(self, file_id: str, http: Request) -> dict[str, Any]:
-        await asyncio.to_thread(self._files.delete, file_id, headers.tenant(http))
+        await self._work.delete(file_id, headers.tenant(http))
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def create(self, body: NewBatchBody, http: Request) -> dict[str, Any]:
         """Begins to answer the calls in a file, which are looked at first."""
-        tenant, caller = headers.tenant(http), http.scope[CALL].caller
-        if body.endpoint not in batch_lines.ENDPOINTS:
-            names = ", ".join(batch_lines.ENDPOINTS)
-            raise InvalidArgument(f"endpoint must be one of {names}, got {body.endpoint[:64]!r}", field="endpoint")
-        if body.completion_window != WINDOW:
-            raise InvalidArgument(f"completion_window must be {WINDOW}", field="completion_window")
+        caller = http.scope[CALL].caller
         if body.output_expires_after is not None:
             raise Unimplemented("output_expires_after is not offered: files stay", field="output_expires_after")
-        try:
-            await asyncio.to_thread(self._files.get, body.input_file_id, tenant)
-        except NotFound as error:
-            raise InvalidArgument(error.message, field="input_file_id") from None
-        with _kept():
-            batch = await asyncio.to_thread(
-                self._batches.create,
-                tenant,
-                "" if caller is None else caller.key.name,
-                endpoint=body.endpoint,
-                input_file_id=body.input_file_id,
-                metadata=body.metadata,
-            )
-        self._tell()
+        batch = await self._work.create(
+            headers.tenant(http),
+            "" if caller is None else caller.key.name,
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            window=body.completion_window,
+            metadata=body.metadata or {},
+        )
         return batch.told()
 
     async def list_batches(self, http: Request, after: str = "", limit: int = 20) -> dict[str, Any]:
-        return _page(await asyncio.to_thread(self._batches.of, headers.tenant(http)), after, limit)
+        return _told(await self._work.list_batches(headers.tenant(http), after, limit))
 
     async def get_batch(self, batch_id: str, http: Request) -> dict[str, Any]:
-        batches = self._batches
-        batch = await asyncio.to_thread(batches.get, batch_id, headers.tenant(http))
-        return batch.told(is_cancelled=await asyncio.to_thread(batches.is_cancelled, batch_id))
+        batch, is_cancelled = await self._work.batch(batch_id, headers.tenant(http))
+        return batch.told(is_cancelled=is_cancelled)
 
     async def cancel(self, batch_id: str, http: Request) -> dict[str, Any]:
         """Lines that are under way are still answered."""
-        batch = await asyncio.to_thread(self._batches.cancel, batch_id, headers.tenant(http))
-        return batch.told(is_cancelled=True)
+        return (await self._work.cancel(batch_id, headers.tenant(http))).told(is_cancelled=True)
 
 
-@contextmanager
-def _kept() -> Iterator[None]:
-    """A disk that is full, read-only or gone is no fault of ours, and may be mended."""
-    try:
-        yield
-    except OSError as error:
-        log.warning("files cannot be kept", reason=str(error))
-        raise Unavailable(f"nothing can be kept here at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
-
-
-async def _receive(http: Request, target: Path) -> None:
-    kept = bytearray()
-    async for chunk in http.stream():
-        kept += chunk
-        if len(kept) >= WRITE_BYTES:
-            await asyncio.to_thread(_append, target, bytes(kept))
-            kept.clear()
-    await asyncio.to_thread(_append, target, bytes(kept))
-
-
-def _append(path: Path, data: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(data)
-
-
-def _forget(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _page(found: Sequence[Listed], after: str, limit: int) -> dict[str, Any]:
-    """`after`: the id of the last one of the page before."""
-    if not 1 <= limit <= MOST_LISTED:
-        raise InvalidArgument(f"limit must be in 1 to {MOST_LISTED}, got {limit}", field="limit")
-    ids = [one.id for one in found]
-    start = ids.index(after) + 1 if after in ids else 0
-    shown = found[start : start + limit]
+def _told(page: Page[Listed]) -> dict[str, Any]:
+    """As OpenAI has it."""
     return {
         "object": "list",
-        "data": [one.told() for one in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": start + limit < len(found),
+        "data": [one.told() for one in page.shown],
+        "first_id": page.shown[0].id if page.shown else None,
+        "last_id": page.shown[-1].id if page.shown else None,
+        "has_more": page.has_more,
     }

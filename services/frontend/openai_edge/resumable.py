@@ -20,6 +20,7 @@ from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.chunks import ErrorEvents
 from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.streams.made import Remade
+from services.frontend.streams.store import DELETED_S
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Streams
 from shared.errors import InvalidArgument, NotFound
@@ -131,6 +132,14 @@ class Resumable:
         stream = await self._streams.find(tenant, request_id)
         await self._streams.bring_up_to_date(stream)
         return stream
+
+    async def is_deleted(self, request_id: str, tenant: str) -> bool:
+        """A stream, by whichever frontend: copies of what it said are to be forgotten."""
+        return await self._streams.is_deleted(tenant, request_id)
+
+    def may_be_copied(self, created_unix_s: int) -> bool:
+        """Whether one that began then would still be known to have been deleted."""
+        return not self._streams.is_shared or time.time() - created_unix_s < DELETED_S
 
     async def delete(self, stream: Stream) -> None:
         """One that has ended. Raises FailedPrecondition."""

@@ -65,6 +65,7 @@ class Maker:
         self.begun = asyncio.Event()
         self.has_lease = False
         self.is_read_elsewhere = False
+        self.is_told = False  # what it takes of the store, in the end
 
     @property
     def has_to_renew(self) -> bool:
@@ -86,6 +87,7 @@ class Maker:
                 self._generation = generation
                 if is_new:
                     await self._create(generation)
+                    self._metrics.begun.inc()  # though whoever asked for it may be gone by now
                 self.begun.set()
                 await self._follow(generation, writer)
         except QuireError as error:
@@ -113,13 +115,11 @@ class Maker:
         kept, key = self._stream.request, self._stream.key
         kept.prompt_digest = _digest(generation)
         try:
-            await self._store.create(
-                key, kept.SerializeToString(), self._owner, self._keep_ms(False), self._terms.limits.per_tenant
-            )
+            await self._store.create(key, kept.SerializeToString(), self._owner, self.keep_ms, self._terms.bounds)
         except Exists:
             raise exists(key) from None
-        except Full:
-            raise self._terms.full() from None
+        except Full as full:
+            raise self._terms.full(full.bound) from None
         except StoreAway:
             raise Unavailable(
                 "resumable: Redis is away, where streams are kept; without resumable the request is served",
@@ -205,7 +205,7 @@ class Maker:
         stream = self._stream
         try:
             await self._store.create(
-                stream.key, stream.request.SerializeToString(), self._owner, self._keep_ms(is_last), 2**31, anew=True
+                stream.key, stream.request.SerializeToString(), self._owner, self._keep_ms(is_last), None, anew=True
             )
         except Exists:
             return Standing(is_mine=False)
@@ -213,6 +213,11 @@ class Maker:
         standing = await self._append(stream.entries[:kept], is_last=False)
         stream.num_kept = kept
         return await self._append(stream.entries[kept:], is_last) if standing.is_mine else standing
+
+    @property
+    def keep_ms(self) -> int:
+        """For so long from now on it is kept, if nothing more comes."""
+        return self._keep_ms(self._stream.has_ended)
 
     def _keep_ms(self, is_last: bool) -> int:
         return self._stream.request.retention_ms + (0 if is_last else ORPHANED_MS)

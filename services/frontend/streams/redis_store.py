@@ -1,23 +1,36 @@
 """Streams in Redis: of each a request, a list of entries, a lease that its maker renews, and two words to the maker.
 
-All keys of a tenant have one hash tag, so that Redis Cluster keeps them together, and expire by themselves.
+All keys of a tenant have one hash tag, so that Redis Cluster keeps them together, and expire by themselves. What all
+tenants take together has one of its own (redis_use.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from services.frontend.streams.store import Exists, Found, Full, Key, Standing, StoreAway
+from services.frontend.streams.redis_use import RedisUse, tenant_name
+from services.frontend.streams.store import (
+    DELETED_S,
+    Bounds,
+    Exists,
+    Found,
+    Full,
+    Key,
+    Standing,
+    StoreAway,
+    TotalUse,
+    Use,
+)
 from shared.process.supervision import is_asked_to_end
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
 READ_MS = 3000  # for so long a look at a stream counts as a reader
 ENTRIES_AT_ONCE = 512  # that one look brings
+UNBOUNDED = 2**31
 
 CREATE = """
 local now = redis.call('TIME')
@@ -25,11 +38,12 @@ now = now[1] * 1000 + math.floor(now[2] / 1000)
 local owner = redis.call('GET', KEYS[3])
 local is_mine = ARGV[7] == '1' and (not owner or owner == ARGV[2])
 if redis.call('EXISTS', KEYS[1]) == 1 and not is_mine then return 0 end
+if ARGV[7] == '1' and redis.call('EXISTS', KEYS[5]) == 1 then return 0 end
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
 if redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[4]) then return -1 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[5])
 redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
-redis.call('DEL', KEYS[2])
+redis.call('DEL', KEYS[2], KEYS[5])
 redis.call('ZADD', KEYS[4], now + ARGV[5], ARGV[6])
 if redis.call('PTTL', KEYS[4]) < tonumber(ARGV[5]) then redis.call('PEXPIRE', KEYS[4], ARGV[5]) end
 return 1
@@ -77,17 +91,22 @@ class RedisStore:
         self._create = redis.register_script(CREATE)
         self._append = redis.register_script(APPEND)
         self._leave = redis.register_script(LEAVE)
+        self._use = RedisUse(redis, namespace)
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
-        keys = [self._key(key, name) for name in ("request", "log", "lease")]
+        use, most = Use(key, len(request), keep_ms), UNBOUNDED if bounds is None else bounds.per_tenant
+        is_new = await _answered(self._use.admit(use, bounds))
+        keys = [*(self._key(key, name) for name in ("request", "log", "lease")), self._index(key)]
         args = [request, owner, LEASE_MS, most, keep_ms, key.request_id, int(anew)]
-        done = await _answered(self._create(keys=[*keys, self._index(key)], args=args))
+        done = await _answered(self._create(keys=[*keys, self._key(key, "deleted")], args=args))
+        if done <= 0 and is_new:
+            await self.tell([use._replace(num_bytes=0, keep_ms=0)])
         if done == 0:
             raise Exists
         if done < 0:
-            raise Full
+            raise Full("per_tenant", most)
 
     async def append(
         self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
@@ -131,13 +150,21 @@ class RedisStore:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.unlink(*(self._key(key, name) for name in names))
         pipeline.zrem(self._index(key), key.request_id)
+        pipeline.set(self._key(key, "deleted"), 1, ex=DELETED_S)
         await _answered(pipeline.execute())
+        await self.tell([Use(key, 0, 0)])
+
+    async def is_deleted(self, key: Key) -> bool:
+        return bool(await _answered(self._redis.exists(self._key(key, "deleted"))))
+
+    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+        return await _answered(self._use.tell(uses))
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     def _tag(self, key: Key) -> str:
-        return f"{{{self._namespace}:stream:{hashlib.sha256(key.tenant.encode()).hexdigest()[:32]}}}"
+        return f"{{{self._namespace}:stream:{tenant_name(key)}}}"
 
     def _key(self, key: Key, name: str) -> str:
         return f"{self._tag(key)}:{name}:{key.request_id}"

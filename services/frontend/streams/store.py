@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 from shared.pb.frontend.v1 import stream_pb2 as pb
 
+DELETED_S = 86_400  # the longest retention: no copy of a stream is believed for longer
+
 
 class Key(NamedTuple):
     """A stream belongs to a tenant; others find nothing under its id."""
@@ -24,7 +26,35 @@ class Exists(Exception):
 
 
 class Full(Exception):
-    """The tenant has as many streams as it may have."""
+    """There are as many streams as there may be."""
+
+    def __init__(self, bound: str, found: int) -> None:
+        """`bound`: the name of the one that is reached."""
+        super().__init__(bound)
+        self.bound, self.found = bound, found
+
+
+class Bounds(NamedTuple):
+    """Beyond any of them no stream begins; see StreamLimits."""
+
+    per_tenant: int
+    all_tenants: int
+    kept_bytes: int
+
+
+class Use(NamedTuple):
+    """What one stream takes of the store, and for how long from now on if no more is told."""
+
+    key: Key
+    num_bytes: int
+    keep_ms: int
+
+
+class TotalUse(NamedTuple):
+    """Of all tenants' streams, at all frontends."""
+
+    num_streams: int = 0
+    num_bytes: int = 0
 
 
 class Standing(NamedTuple):
@@ -50,9 +80,9 @@ class Store(Protocol):
     is_shared: bool
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
-        """Raises Exists, or Full where the tenant has `most`. `anew`: one that nobody else makes is emptied."""
+        """Raises Exists, or Full beyond `bounds`. `anew`: one that nobody else makes is emptied."""
 
     async def append(
         self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
@@ -75,7 +105,13 @@ class Store(Protocol):
         """Whoever makes it will hear of it. False where there is none such."""
 
     async def delete(self, key: Key) -> None:
-        """Of one that has ended, nothing stays."""
+        """Of one that has ended, nothing stays but that it was deleted, for DELETED_S."""
+
+    async def is_deleted(self, key: Key) -> bool:
+        """By whichever frontend; whoever has a copy forgets it."""
+
+    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+        """What streams take by now."""
 
     async def close(self) -> None:
         """Nothing more is asked."""
@@ -87,7 +123,7 @@ class OnlyHere:
     is_shared = False
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
         """Whoever has the streams knows what there is."""
 
@@ -113,6 +149,12 @@ class OnlyHere:
 
     async def delete(self, key: Key) -> None:
         """Whoever has the streams forgets it."""
+
+    async def is_deleted(self, key: Key) -> bool:
+        return False
+
+    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+        return TotalUse()
 
     async def close(self) -> None:
         """There is nothing to close."""

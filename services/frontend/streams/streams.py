@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
 from services.frontend.streams.made import Made, NoWords, Remake, remade
 from services.frontend.streams.maker import Deposed, Maker, Writer
-from services.frontend.streams.store import Key, Store, StoreAway
+from services.frontend.streams.store import Key, Store, StoreAway, Use
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import Terms, away, check, exists, not_found, refusal_reason
 from shared.errors import (
@@ -75,6 +75,11 @@ class Streams:
         metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self._found.values())))
         metrics.readers.set_function(lambda: sum(stream.num_readers for stream in list(self._found.values())))
 
+    @property
+    def is_shared(self) -> bool:
+        """Other frontends have them as well."""
+        return self._store.is_shared
+
     def offer(self, remakes: Mapping[str, Remake]) -> None:
         """Kinds of requests that can be gone on with here."""
         self._remakes |= remakes
@@ -100,7 +105,6 @@ class Streams:
         await made.maker.begun.wait()
         if task.done():
             task.result()
-        self._metrics.begun.inc()
         return stream
 
     @contextmanager
@@ -117,9 +121,15 @@ class Streams:
         if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
             raise exists(key)
         own = sum(1 for found in self._found if found.tenant == key.tenant)
-        if not self._store.is_shared and own >= self.terms.limits.per_tenant:
-            raise self.terms.full()
+        if not self._store.is_shared:
+            self._check_count(own)
         self.terms.check_memory("resumable", self._found.values())
+
+    def _check_count(self, own: int) -> None:
+        """Where nobody else counts; the bytes are frontend_bytes here."""
+        for bound, found in (("per_tenant", own), ("all_tenants", len(self._found))):
+            if found >= getattr(self.terms.limits, bound):
+                raise self.terms.full(bound)
 
     def _new_maker(self, stream: Stream, writer: Writer, owner: str = "") -> Made:
         maker = Maker(stream, self._store, self.terms, self._metrics, owner or uuid.uuid4().hex)
@@ -207,6 +217,9 @@ class Streams:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
+        if key in self._made and self._found[key].has_ended and await self.is_deleted(tenant, request_id):
+            self._forget(self._found[key])
+            raise not_found(key, is_shared=True)
         if key not in self._found or self._may_be_deleted(self._found[key]):
             self.terms.check_memory("request_id", self._found.values())
             kept = await self._asked(self._store.request(key))
@@ -220,6 +233,13 @@ class Streams:
     def _may_be_deleted(self, stream: Stream) -> bool:
         """By another frontend."""
         return self._store.is_shared and stream.has_ended and stream.key not in self._made
+
+    async def is_deleted(self, tenant: str, request_id: str) -> bool:
+        """By whichever frontend, as far as anybody knows."""
+        try:
+            return await self._store.is_deleted(Key(tenant, request_id))
+        except StoreAway:
+            return False
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
@@ -307,8 +327,21 @@ class Streams:
         leased = [made for made in self._made.values() if made.maker.has_to_renew]
         for start in range(0, len(leased), AT_ONCE):
             await asyncio.gather(*map(self._renew, leased[start : start + AT_ONCE]))
+        await self._tell_use()
         for stream in list(self._found.values()):
             self._age(stream)
+
+    async def _tell_use(self) -> None:
+        """What is made here, for the bounds over all that are kept; of what has ended once more."""
+        told = [made for made in self._made.values() if not made.maker.is_told]
+        uses = [Use(made.stream.key, made.stream.held_bytes, made.maker.keep_ms) for made in told]
+        ended = [made for made in told if not made.maker.has_to_renew and made.stream.has_ended]
+        with suppress(StoreAway):
+            total = await self._store.tell(uses)
+            for made in ended:
+                made.maker.is_told = True
+            self._metrics.of_all.set(total.num_streams)
+            self._metrics.bytes_of_all.set(total.num_bytes)
 
     async def _renew(self, made: Made) -> None:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.frontend.request.request import Request
-from services.frontend.streams.store import Key
+from services.frontend.streams.store import Bounds, Key
 from services.frontend.streams.stream import Stream
 from shared.errors import (
     FailedPrecondition,
@@ -20,6 +20,12 @@ from shared.errors import (
 from shared.settings.stream_limits import StreamLimits
 
 RETRY_MS = 1000
+WHOSE = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}
+WHAT = {
+    "per_tenant": "streams that run or are kept",
+    "all_tenants": "streams that run or are kept",
+    "kept_bytes": "of messages and requests that are kept",
+}
 FIELDS = ("resumable", "request_id")  # that errors about streams name
 REASONS: Mapping[type[QuireError], str] = {
     ResourceExhausted: "full",
@@ -61,9 +67,14 @@ class Terms:
                 retry_after_ms=RETRY_MS,
             )
 
-    def full(self) -> ResourceExhausted:
-        most = self.limits.per_tenant
-        text = f"resumable: stream_limits allow a tenant per_tenant={most} streams that run or are kept"
+    @property
+    def bounds(self) -> Bounds:
+        limits = self.limits
+        return Bounds(limits.per_tenant, limits.all_tenants, limits.kept_bytes)
+
+    def full(self, bound: str) -> ResourceExhausted:
+        """`bound`: the one that is reached."""
+        text = f"resumable: stream_limits allow {WHOSE[bound]} {bound}={getattr(self.limits, bound)} {WHAT[bound]}"
         return ResourceExhausted(text, field="resumable", retry_after_ms=RETRY_MS)
 
     def check_growth(self, stream: Stream, num_messages: int, num_bytes: int) -> None:

@@ -106,7 +106,10 @@ class KVCacheManager:
     def rebase(self, slot: int, blocks: list[int]) -> None:
         """Replaces the slot's table by shared blocks. No step under way may name the slot."""
         self.pool.share(self._real(blocks))
+        worth = self._worth.get(slot)
         self.release(slot, None)
+        if worth is not None:  # the slot's sequence goes on
+            self._worth[slot] = worth
         self._begin(slot, blocks, len(blocks) // self.num_groups)
 
     def _begin(self, slot: int, blocks: list[int], num_named: int) -> None:

@@ -108,6 +108,12 @@ class PeerDriver:
         copy = Copy2D(there, here, width, height)
         self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
 
+    def copy_bytes(self, source: int, target: int, num_bytes: int) -> None:
+        """From one address to another; returns when it is done."""
+        copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
+        self._call("cuMemcpyDtoD_v2", *copied)
+        self._call("cuCtxSynchronize")
+
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 

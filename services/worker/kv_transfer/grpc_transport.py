@@ -34,6 +34,7 @@ FIRST_PART_S = 30.0  # a step may be computed first, and others may be served
 NEXT_PART_S = 5.0
 LEAST_BYTES_PER_S = 4 << 20  # of the whole: a worker that sends byte after byte is given up as one that sends nothing
 MOST_CHANNELS = 16
+OUT_OF_REACH_S = 60.0  # a vain try costs a call and what the driver takes to refuse: milliseconds
 
 Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 
@@ -51,7 +52,8 @@ class GrpcTransport:
         self._piece_bytes = piece_bytes
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._peers = peers
-        self._out_of_reach: set[str] = set()  # addresses of workers on this host whose pages cannot be opened
+        # By the address of a worker on this host whose pages could not be opened: when that is tried again.
+        self._out_of_reach: dict[str, float] = {}
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
         """See PageTransport."""
@@ -62,12 +64,15 @@ class GrpcTransport:
         except _OutOfReach as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
-            self._out_of_reach.add(source.address)
+            self._out_of_reach[source.address] = asyncio.get_running_loop().time() + OUT_OF_REACH_S
             async with aclosing(self._fetch(wanted, None)) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
 
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
+        """None where they could not be opened lately: another worker may be at that address by now."""
+        now = asyncio.get_running_loop().time()
+        self._out_of_reach = {address: until for address, until in self._out_of_reach.items() if until > now}
         return None if wanted.source.address in self._out_of_reach else self._peers
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:

@@ -15,7 +15,7 @@ from services.worker.kv_transfer.grpc_transport import SERVICE_NAME
 from services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
 from shared import columns
 from shared.columns import U32, ColumnError
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
+from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
 from shared.kv import block_hash
 from shared.logs import logger
 from shared.metrics.worker import WorkerMetrics
@@ -75,8 +75,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     async def Fetch(self, _requests: object, context: Context) -> None:
         try:
             await self._door.admit(context, pb.FetchResponse, SERVICE_NAME)
-            async with asyncio.timeout(REQUEST_S):
-                message = await context.read()
+            message = await _said(context, REQUEST_S, "no request came")
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker has no pages for others")
@@ -85,8 +84,6 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
                 await self._share(context, reader, request, reader.peers.own)
             else:
                 await self._serve(context, reader, request)
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no request came")
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 
@@ -117,8 +114,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         async with self._turns:
             await reader.fill_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
-            async with asyncio.timeout(TAKEN_S):
-                message: Any = await context.read()
+            message = await _said(context, TAKEN_S, "no word came that the shared pages were taken")
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
                 raise FailedPrecondition("after shared pages comes word that they were taken")
             reader.check(request.epoch)
@@ -140,6 +136,15 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             num_told = ended
             await context.write(pb.FetchResponse(part=part))
         self._metrics.kv_sent.inc(len(data))
+
+
+async def _said(context: Context, within_s: float, otherwise: str) -> Any:
+    """The caller's next message. Raises DeadlineExceeded with `otherwise`."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await context.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"{otherwise} within {within_s:g} s") from None
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:

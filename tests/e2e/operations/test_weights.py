@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from quire import Client, LLMEngine, SamplingParams, bundled
 from quire.async_client import AsyncClient
 from quire.cli.main import main
 from quire.cluster import Cluster
+from shared import weights_memory
 from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
@@ -166,6 +169,69 @@ def test_a_trainers_tensors_come_as_a_stream(client: Client, folders: Path) -> N
     with pytest.raises(InvalidArgument, match=NORM):
         client.update_weights_from_tensor(tensors.items(), "wrong")
     assert set(versions(client).values()) == {"streamed"}
+
+
+def test_a_trainers_tensors_are_read_where_they_lie(client: Client, folders: Path) -> None:
+    """By all workers, in shared memory of which nothing stays; prefixes cached before are found no more."""
+    client.update_weights_from_disk("step-1", "before")
+    client.generate(PROMPT, GREEDY)
+    tensors = load_file(next((folders / "step-2").glob("*.safetensors")))
+    assert client.update_weights_from_ipc(tensors.items(), "shown", "keep") == "shown"
+    assert set(versions(client).values()) == {"shown"}
+    wanted = fresh(folders / "step-2")
+    (after,) = client.generate(PROMPT, GREEDY)
+    assert (after.weight_version, after.outputs[0].token_ids, after.cached_tokens) == ("shown", wanted, 0)
+    client.sleep(2)
+    client.wake_up()
+    assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == wanted
+    for change, said in ((lack, NORM), (lambda found: found.update({NORM: torch.zeros(3)}), NORM)):
+        wrong = dict(tensors)
+        change(wrong)
+        with pytest.raises(InvalidArgument, match=said):
+            client.update_weights_from_ipc(wrong.items(), "wrong")
+    assert set(versions(client).values()) == {"shown"}
+    assert [*weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*")] == []
+
+
+TRAINER = """
+import os, sys, torch
+from safetensors.torch import load_file
+from quire import weights_memory
+from quire.client import Client
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+
+def dies_behind(messages):
+    for message in messages:
+        if message.piece.HasField("end"):
+            os.kill(os.getpid(), 9)
+        yield message
+
+client = Client(sys.argv[1])
+with weights_memory.messages(admin_pb2.UpdateWeightsRequest(mode=1), load_file(sys.argv[2]).items()) as messages:
+    client._admin()._send_weights(dies_behind(messages))
+"""
+
+
+def test_a_trainer_that_is_killed_changes_nothing(client: Client, cluster: Cluster, folders: Path) -> None:
+    client.update_weights_from_disk("step-1", "good")
+    file = next((folders / "step-2").glob("*.safetensors"))
+    ended = subprocess.run([sys.executable, "-c", TRAINER, cluster.grpc_address, str(file)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (after,) = client.generate(PROMPT, GREEDY)
+    assert (after.weight_version, after.outputs[0].token_ids) == ("good", fresh(folders / "step-1"))
+    assert [*weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*")] != []
+    until(lambda: is_shown(client, load_file(file)))
+    assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == fresh(folders / "step-2")
+    assert [*weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*")] == []
+
+
+def is_shown(client: Client, tensors: dict[str, torch.Tensor]) -> bool:
+    """An update that nobody waits for any more may still be under way."""
+    try:
+        return client.update_weights_from_ipc(tensors.items(), "next") == "next"
+    except Unavailable:
+        return False
 
 
 @pytest.mark.slow

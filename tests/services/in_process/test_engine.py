@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from quire import LLM, BeamSearch, LLMEngine, RequestOutput, SamplingParams, StructuredOutput
-from shared.errors import InvalidArgument
+from quire.rl import logprobs_from_logits
+from shared.errors import FailedPrecondition, InvalidArgument
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -155,3 +157,47 @@ def test_a_grammar_library_by_name_says_what_it_cannot() -> None:
         assert answer.outputs[0].text.isdigit()
         with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core takes no grammar"):
             ask(engine, PROMPTS[0], structured_output=StructuredOutput(grammar='root ::= "x"'))
+
+
+def test_a_batch_is_generated_in_one_call(engine: LLMEngine) -> None:
+    alone = [ask(engine, prompt).outputs for prompt in PROMPTS]
+    outputs = engine.generate(PROMPTS, GREEDY)
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [output.outputs for output in outputs] == alone
+    (one,) = engine.generate({"prompt": PROMPTS[0]}, GREEDY)
+    assert one.outputs == alone[0]
+    assert engine.generate([], GREEDY) == []
+
+
+def test_a_batch_fails_as_a_whole_and_leaves_nothing(engine: LLMEngine) -> None:
+    with pytest.raises(InvalidArgument, match="temperature"):
+        engine.generate(PROMPTS, [GREEDY, GREEDY, GREEDY, SamplingParams(temperature=-1)])
+    with pytest.raises(InvalidArgument, match="params: 1 for 4 prompts"):
+        engine.generate(PROMPTS, [GREEDY])
+    engine.add_request("other", PROMPTS[0], GREEDY)
+    with pytest.raises(FailedPrecondition, match="1 requests are under way"):
+        engine.generate(PROMPTS, GREEDY)
+    assert run(engine)["other"].finished
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_log_probabilities_of_a_rollout_are_those_of_its_tokens(engine: LLMEngine, flat: bool) -> None:
+    params = SamplingParams(max_tokens=9, seed=3, n=2, logprobs=2, flat_logprobs=flat)
+    (output,) = engine.generate(PROMPTS[:1], params)
+    for sample in output.outputs:
+        assert sample.logprobs is not None
+        assert sample.rollout_log_probs == [each.logprob for each in sample.logprobs]
+        assert [each.token_id for each in sample.logprobs] == sample.token_ids
+    (without,) = engine.generate(PROMPTS[:1], GREEDY)
+    with pytest.raises(InvalidArgument, match="need SamplingParams"):
+        _ = without.outputs[0].rollout_log_probs
+
+
+def test_a_trainers_log_probabilities_are_those_of_a_softmax() -> None:
+    logits = torch.randn(2, 5, 11, requires_grad=True)
+    labels = torch.randint(0, 11, (2, 5))
+    found = logprobs_from_logits(logits, labels)
+    wanted = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in (found, wanted)]
+    torch.testing.assert_close(*gradients)

@@ -135,9 +135,20 @@ class ResponseRoutes:
             return ()
         return (await self._find(body.previous_response_id, _tenant(body, http), "previous_response_id")).conversation
 
+    async def _stored(self, response_id: str, tenant: str) -> Stored | None:
+        """What is stored here; of one in the background only while no frontend has deleted it."""
+        found = self._store.find(response_id, tenant)
+        if found is None or not found.body["background"]:
+            return found
+        is_deleted = await self._resumable.is_deleted(response_id.removeprefix(ID), tenant)
+        if is_deleted or not self._resumable.may_be_copied(found.body["created_at"]):
+            self._store.drop(response_id, tenant)
+            return None
+        return found
+
     async def _find(self, response_id: str, tenant: str, field: str = "") -> Stored:
         """What is stored here, or what the stream of one in the background has kept to its end. Raises NotFound."""
-        if self._store.find(response_id, tenant) is None:
+        if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
                 response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
@@ -149,7 +160,7 @@ class ResponseRoutes:
         self, response_id: str, http: Request, stream: bool = False, starting_after: int = Query(-1, ge=-1)
     ) -> Response:
         """Whole, or, of one in the background, what its stream has told behind an event, and what comes."""
-        found = self._store.find(response_id, headers.tenant(http))
+        found = await self._stored(response_id, headers.tenant(http))
         if stream and found is not None and not found.body["background"]:
             raise Unimplemented("stream: a response that was not in the background comes in one piece", field="stream")
         request_id = response_id.removeprefix(ID)
@@ -192,7 +203,7 @@ class ResponseRoutes:
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored, and of one in the background what is kept."""
         tenant = headers.tenant(http)
-        found = self._store.find(response_id, tenant)
+        found = await self._stored(response_id, tenant)
         kept = await self._kept(response_id, tenant) if found is None or found.body["background"] else None
         if kept is not None:
             await self._resumable.delete(kept)
@@ -206,7 +217,7 @@ class ResponseRoutes:
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored has ended; what is not in the background ends when its client closes the connection."""
-        found = self._store.find(response_id, headers.tenant(http))
+        found = await self._stored(response_id, headers.tenant(http))
         if found is not None and found.body["background"]:
             return found.body
         if found is not None:

@@ -69,6 +69,10 @@ class ResponseStore:
 
     def delete(self, response_id: str, tenant: str) -> None:
         self.get(response_id, tenant)
+        self.drop(response_id, tenant)
+
+    def drop(self, response_id: str, tenant: str) -> None:
+        """If it is there."""
         self._drop((tenant, response_id))
 
     def _drop(self, key: tuple[str, str]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.worker.models.loading import shared_content
 from shared.errors import InvalidArgument
 from shared.pb.common.v1.weights_stream_pb2 import TensorHead, WeightsPiece
 
@@ -68,6 +69,7 @@ class Spooling:
         self._heads: dict[str, dict[str, Any]] = {}
         self._num_due = self._num_written = 0
         self._digest = hashlib.sha256()
+        self._is_shared: bool | None = None  # None: no content has come yet
         self._file: BinaryIO | None = None
         self.is_kept = False
 
@@ -78,12 +80,20 @@ class Spooling:
                 for head in piece.heads.tensors:
                     self._add(head)
             case "content":
+                self._check_kind(shared=False)
                 self._write(piece.content)
+                self._digest.update(piece.content)
+            case "shared":
+                self._check_kind(shared=True)
+                for run in piece.shared.runs:
+                    self._check_room(run.bytes)
+                    for chunk in shared_content.chunks(piece.shared.host, run):
+                        self._write(chunk)
             case "end":
                 self._finish(piece.end)
                 return True
             case _:
-                raise InvalidArgument("piece: heads, content or the end", field="piece")
+                raise InvalidArgument("piece: heads, content, where it lies, or the end", field="piece")
         return False
 
     def keep(self) -> Path:
@@ -113,11 +123,18 @@ class Spooling:
         self._num_due += size
         self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
 
-    def _write(self, content: bytes) -> None:
-        if self._num_written + len(content) > self._num_due:
+    def _check_kind(self, *, shared: bool) -> None:
+        if self._is_shared not in (None, shared):
+            raise InvalidArgument("piece: content comes in pieces or lies in shared memory, not both", field="piece")
+        self._is_shared = shared
+
+    def _check_room(self, num_bytes: int) -> None:
+        if self._num_written + num_bytes > self._num_due:
             raise InvalidArgument(f"content: more than the {self._num_due} bytes of all tensors", field="content")
+
+    def _write(self, content: bytes | memoryview) -> None:
+        self._check_room(len(content))
         self._begun().write(content)
-        self._digest.update(content)
         self._num_written += len(content)
 
     def _begun(self) -> BinaryIO:
@@ -133,6 +150,6 @@ class Spooling:
         if self._num_written != self._num_due:
             text = f"content: {self._num_written} bytes for tensors of {self._num_due}"
             raise InvalidArgument(text, field="content")
-        if digest != self._digest.digest():
+        if not (self._is_shared and not digest) and digest != self._digest.digest():
             raise InvalidArgument("end: the content that came is not the content that was sent", field="end")
         self._begun().close()

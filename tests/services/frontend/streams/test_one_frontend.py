@@ -192,6 +192,15 @@ async def test_a_tenant_has_only_so_many_streams(strict: Running) -> None:
     assert await everything(strict.inference.Generate(asked("2", tenant="other")))
 
 
+async def test_all_tenants_together_have_only_so_many_streams(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address, stream_limits={"all_tenants": 2}) as strict:
+        for tenant in ("t", "u"):
+            assert await everything(strict.inference.Generate(asked("kept", tenant=tenant)))
+        refused = await refusal(strict.inference.Generate(asked("kept", tenant="v")))
+    assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "all_tenants=2" in (refused.details() or "")
+
+
 async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Path, script: ScriptedScheduler) -> None:
     async with running(folder, script.address, stream_limits={"frontend_bytes": 700}) as strict:
         large = asked("large", max_tokens=1)
@@ -274,6 +283,33 @@ async def test_the_page_counts_how_streams_end_and_why_they_are_refused(
     refused = {key: found[f"quire_frontend_streams_refused_total{{reason={key}}}"] for key in REFUSALS}
     assert refused == {"taken": 1, "full": 1, "not_found": 1, "redis_away": 0}
     assert found["quire_frontend_streams_begun_total"] == 3
+
+
+async def test_a_stream_whose_client_left_while_it_began_is_counted(
+    folder: Path, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun, and goes on: what has ended was begun."""
+    begins, may_begin = asyncio.Event(), asyncio.Event()
+
+    async def create(*_: Any, **__: Any) -> None:
+        begins.set()
+        await may_begin.wait()
+
+    async with running(folder, script.address) as frontend:
+        streams = frontend.frontend.core.streams
+        monkeypatch.setattr(streams._store, "create", create)
+        call = frontend.inference.Generate(asked("left"))
+        await asyncio.wait_for(begins.wait(), 60)
+        call.cancel()
+        async with asyncio.timeout(60):
+            while "code=CANCELLED" not in "".join(await frontend.metrics()):
+                await asyncio.sleep(0.01)
+        may_begin.set()
+        async with asyncio.timeout(60):
+            while (found := await frontend.metrics())["quire_frontend_streams_ended_total{reason=finished}"] == 0:
+                await asyncio.sleep(0.01)
+    assert found["quire_frontend_streams_begun_total"] == 1
+    assert found["quire_frontend_streams_made"] == 0
 
 
 async def test_the_page_counts_a_call_once_and_its_tokens_once(frontend: Running) -> None:

@@ -12,7 +12,9 @@ import httpx
 import openai
 import pytest
 
+from services.frontend.openai_edge import resumable
 from services.frontend.openai_edge.responses.body import ResponsesBody
+from services.frontend.streams.store import DELETED_S
 from services.frontend.streams.terms import Terms
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
@@ -222,7 +224,60 @@ async def test_a_response_is_deleted_everywhere_once_it_has_ended(pair: Pair) ->
     for frontend in (pair.a, pair.b):
         assert (await frontend.http.get(path)).status_code == 404
     with pair.ask_redis() as client:
-        assert not client.keys(f"*:{response['id'].removeprefix('resp_')}")
+        (key,) = client.keys(f"*:{response['id'].removeprefix('resp_')}")
+        assert (b":deleted:" in key, 0 < client.ttl(key) <= DELETED_S) == (True, True)
+
+
+async def test_what_another_frontend_has_deleted_is_gone_where_it_was_made(pair: Pair) -> None:
+    """Which has a copy of its own, and may make another of the same id."""
+    name = f"gone-{next(NUMBERS)}"
+    response = await begun(pair.a, request_id=name, max_output_tokens=5)
+    path = f"/v1/responses/{response['id']}"
+    await until(pair.a, response["id"], "incomplete")
+    assert (await pair.b.http.delete(path)).json()["deleted"] is True
+    body = {"input": "and then?", "previous_response_id": response["id"], "max_output_tokens": 3}
+    for method, place, sent in (
+        ("GET", path, None),
+        ("GET", f"{path}?stream=true", None),
+        ("GET", f"{path}/input_items", None),
+        ("POST", f"{path}/cancel", None),
+        ("POST", "/v1/responses", body),
+        ("DELETE", path, None),
+    ):
+        answer = await pair.a.http.request(method, place, json=sent)
+        assert answer.status_code == 404, (method, place, answer.text)
+    await begun(pair.b, request_id=name, max_output_tokens=7)
+    for frontend in (pair.b, pair.a):
+        assert (await until(frontend, response["id"], "incomplete"))["usage"]["output_tokens"] == 7
+
+
+async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_it_was_made(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"gone-{next(NUMBERS)}"
+    streams = pair.a.frontend.core.streams
+    monkeypatch.setattr(streams, "_age", lambda _: None)  # what is kept in Redis would soon be forgotten here
+    response = await begun(pair.a, request_id=name, max_output_tokens=5)
+    await until(pair.a, response["id"], "incomplete")
+    (made,) = (one for key, one in streams._made.items() if key.request_id == name)
+    assert (await pair.b.http.delete(f"/v1/responses/{response['id']}")).status_code == 200
+    assert (await pair.a.http.get(f"/v1/streams/{name}")).status_code == 404
+    anew = await made.maker._keep_anew(is_last=True)
+    assert not anew.is_mine, "a maker that has not heard of it keeps nothing of it again"
+
+
+async def test_a_copy_outlives_a_redis_that_has_lost_it_but_not_what_is_known_of_deletions(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"lost-{next(NUMBERS)}"
+    response = await begun(pair.a, request_id=name, max_output_tokens=5)
+    await until(pair.a, response["id"], "incomplete")
+    with pair.ask_redis() as client:
+        client.delete(*client.keys(f"*:{name}"))
+    assert (await get(pair.a, response["id"])).json()["status"] == "incomplete"
+    monkeypatch.setattr(resumable, "DELETED_S", 0)
+    await pair.a.frontend.core.streams.beat()
+    assert (await get(pair.a, response["id"])).status_code == 404
 
 
 async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:

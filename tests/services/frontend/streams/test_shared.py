@@ -179,6 +179,59 @@ async def test_ids_tenants_and_bounds_are_those_of_the_cluster(pair: Pair, folde
         assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize(
+    ("limits", "tenants", "said"),
+    [
+        ({"all_tenants": 2}, "tu", "all tenants together all_tenants=2 streams that run or are kept"),
+        ({"kept_bytes": 300}, "t", "all tenants together kept_bytes=300 of messages and requests that are kept"),
+    ],
+)
+async def test_all_tenants_together_have_only_so_much_of_redis(
+    folder: Path, server: RedisServer, limits: dict[str, int], tenants: str, said: str
+) -> None:
+    """At all frontends; what is deleted, or not begun, counts no longer; a stream that is there is never refused."""
+    async with paired(folder, server, stream_limits=limits, redis_namespace=f"n{next(NUMBERS)}") as pair:
+        for frontend, tenant in zip((pair.a, pair.b), tenants, strict=False):
+            await everything(frontend.inference.Generate(asked("kept", tenant=tenant)))
+            await frontend.frontend.core.streams.beat()
+        refused = await refusal(pair.b.inference.Generate(asked("kept", tenant="v")))
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert said in (refused.details() or "")
+        again = await refusal(pair.b.inference.Generate(asked("kept", tenant="t")))
+        assert again.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert offsets(await bare(attach(pair.b, "kept", tenant="t")))[0] == 0
+        await pair.b.frontend.core.streams.beat()
+        before = await pair.b.metrics()
+        assert before["quire_frontend_streams_kept"] == len(tenants)
+        assert before["quire_frontend_stream_kept_bytes"] >= 300
+        assert before["quire_frontend_streams_refused_total{reason=full}"] == 1
+        for tenant in tenants:
+            streams = pair.a.frontend.core.streams
+            stream = await streams.find(tenant, "kept")
+            await streams.bring_up_to_date(stream)
+            await streams.delete(stream)
+        await pair.a.frontend.core.streams.beat()
+        after = await pair.a.metrics()
+        assert (after["quire_frontend_streams_kept"], after["quire_frontend_stream_kept_bytes"]) == (0, 0)
+        assert await everything(pair.b.inference.Generate(asked("kept", tenant="v")))
+
+
+async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder: Path, server: RedisServer) -> None:
+    async with paired(folder, server, redis_namespace=f"n{next(NUMBERS)}") as pair:
+        await first(pair.a.inference.Generate(asked("told", max_tokens=400)), 1)
+        pair.script.pause()
+        streams = pair.a.frontend.core.streams
+        await streams.beat()
+        told = await pair.a.metrics()
+        with pair.ask_redis() as client:
+            client.flushall()
+        await streams.beat()
+        again = await pair.a.metrics()
+        for name in ("quire_frontend_streams_kept", "quire_frontend_stream_kept_bytes"):
+            assert again[name] == told[name] > 0
+        pair.script.resume()
+
+
 async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from_no_reader(pair: Pair) -> None:
     begun = pair.a.inference.Generate(asked("twice", max_tokens=200))
     told = [await begun.read()]

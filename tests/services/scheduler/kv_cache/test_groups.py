@@ -41,6 +41,23 @@ def test_a_prefix_is_as_long_as_every_group_can_serve() -> None:
     assert len(kv.match(HASHES).blocks) == 2 * 5, "and before a hole of the other group's"
 
 
+def test_what_is_expected_of_a_sequence_stays_when_its_blocks_are_replaced() -> None:
+    """As those of a beam are: others may start behind the same of its blocks."""
+
+    def filled(*ends: int, rebases: bool = False) -> list[tuple[int, bytes]]:
+        kv = manager(FULL, Window(6))
+        kv.watch_filled()
+        kv.admit(0, [])
+        kv.expect(0, ends)
+        if rebases:
+            kv.rebase(0, [])
+        kv.grow(0, 40)
+        kv.name(0, HASHES[:10])
+        return kv.take_filled()
+
+    assert filled(5, rebases=True) == filled(5) != filled()
+
+
 def forget(kv: KVCacheManager, block: int) -> None:
     """As if it had been taken for something else, and given back."""
     kv.pool._free.remove(block)

@@ -6,19 +6,22 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 import torch
 
 from services.worker.device import peer_driver
 from services.worker.device.peer_driver import PeerMemoryError
-from services.worker.kv_transfer import grpc_transport, peer_pages
+from services.worker.kv_transfer import grpc_transport, page_service, peer_pages
 from services.worker.kv_transfer.grpc_transport import GrpcTransport
 from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
 from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
 from shared.columns import U32
 from shared.errors import FailedPrecondition, Unavailable
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.rpc.trust import Dialler
 from tests.services.worker.kv_transfer.peer_memory import Library, pages_of
 from tests.services.worker.kv_transfer.test_grpc_transport import (
@@ -180,6 +183,42 @@ async def test_pages_out_of_reach_come_in_parts_from_then_on() -> None:
         library.refuses.clear()
         assert await took(transport, order) == ["parts", "parts"]
         assert len(memory.filled) == 1
+
+
+async def test_pages_out_of_reach_are_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may be at the address by then, or the driver may have what it lacked."""
+    library = Library()
+    async with both(library) as (_, transport, order):
+        library.refuses.add("cuIpcOpenMemHandle_v2")
+        monkeypatch.setattr(grpc_transport, "OUT_OF_REACH_S", 0.0)
+        assert await took(transport, order) == ["parts", "parts"]
+        library.refuses.clear()
+        assert await took(transport, order) == ["shared"]
+        assert transport._out_of_reach == {}
+
+
+async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request came."""
+    monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
+    async with both(Library()) as (_, transport, order):
+        channel = await transport._channel(order.source.address)
+        call = kv_transfer_pb2_grpc.KVTransferServiceStub(channel).Fetch()
+        await transport._ask(call, order, transport._peers)
+        assert (await call.read()).HasField("shared")
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call.read()
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert ended.value.details() == "no word came that the shared pages were taken within 0.2 s"
+
+
+async def test_a_caller_that_asks_for_nothing_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_service, "REQUEST_S", 0.2)
+    async with both(Library()) as (_, transport, order):
+        channel = await transport._channel(order.source.address)
+        call = kv_transfer_pb2_grpc.KVTransferServiceStub(channel).Fetch()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call.read()
+    assert ended.value.details() == "no request came within 0.2 s"
 
 
 async def test_another_host_gets_parts() -> None:

@@ -89,7 +89,7 @@ def test_those_that_nobody_computes_with_are_gone(tmp_path: Path, monkeypatch: p
         ([head(), WeightsPiece(content=bytes(4)), head(name="b")], "come before all content"),
         ([head(), WeightsPiece(content=bytes(4)), WeightsPiece(end=b"x")], "4 bytes for tensors of 8"),
         ([head(), WeightsPiece(content=bytes(8)), WeightsPiece(end=hashlib.sha256().digest())], "is not the content"),
-        ([WeightsPiece()], "heads, content or the end"),
+        ([WeightsPiece()], "heads, content, where it lies, or the end"),
     ],
 )
 def test_what_is_wrong_is_refused_and_leaves_nothing(

@@ -1,0 +1,239 @@
+"""Files and batches of a cluster from Python: `client.files` and `client.batches`, as OpenAI's client has them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from quire.requests import from_rpc, translated_errors
+from shared.errors import DeadlineExceeded, InvalidArgument
+from shared.pb.batch.v1 import batch_pb2 as pb
+
+PIECE_BYTES = 48 * 1024  # which a frontend looks at where it is
+POLL_S = 0.5
+ENDED = {
+    pb.BATCH_STATUS_COMPLETED,
+    pb.BATCH_STATUS_FAILED,
+    pb.BATCH_STATUS_CANCELLED,
+    pb.BATCH_STATUS_EXPIRED,
+}
+Sent = str | Path | bytes  # a path, or the bytes themselves
+
+
+class FilePage(NamedTuple):
+    """Some of a list; behind the last of `files` there are more if it says so."""
+
+    files: list[pb.File]
+    has_more: bool
+
+
+class BatchPage(NamedTuple):
+    """As FilePage."""
+
+    batches: list[pb.Batch]
+    has_more: bool
+
+
+class _OfTenant:
+    """What a key's tenant has, or, where a cluster knows no keys, the one that is named."""
+
+    def __init__(self, stub: Any, tenant: str = "") -> None:
+        self._stub, self._tenant = stub, tenant
+
+    def for_tenant(self, tenant: str) -> Self:
+        """The same of another."""
+        return type(self)(self._stub, tenant)
+
+
+class Files(_OfTenant):
+    """Blocking calls."""
+
+    def create(self, file: Sent, purpose: str = "batch", filename: str = "") -> pb.File:
+        """Keeps a file, that at a path or some bytes."""
+        with translated_errors():
+            messages = _upload(file, purpose, filename, self._tenant)
+            return self._stub.UploadFile(messages).file  # type: ignore[no-any-return]
+
+    def retrieve(self, file_id: str) -> pb.File:
+        """What there is to know about one."""
+        with translated_errors():
+            return self._stub.GetFile(pb.GetFileRequest(file_id=file_id, tenant=self._tenant)).file  # type: ignore[no-any-return]
+
+    def list(self, purpose: str = "", after: str = "", limit: int = 0) -> FilePage:
+        """The newest first."""
+        request = pb.ListFilesRequest(purpose=purpose, after=after, limit=limit, tenant=self._tenant)
+        with translated_errors():
+            answer = self._stub.ListFiles(request)
+        return FilePage(list(answer.files), answer.has_more)
+
+    def content(self, file_id: str) -> bytes:
+        """All of it."""
+        return b"".join(self.pieces(file_id))
+
+    def pieces(self, file_id: str, offset: int = 0) -> Iterator[bytes]:
+        """As they come, from `offset` on."""
+        call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
+        try:
+            with translated_errors():
+                for message in call:
+                    yield message.content
+        finally:
+            call.cancel()
+
+    def delete(self, file_id: str) -> None:
+        """Forgets one."""
+        with translated_errors():
+            self._stub.DeleteFile(pb.DeleteFileRequest(file_id=file_id, tenant=self._tenant))
+
+
+class Batches(_OfTenant):
+    """Blocking calls."""
+
+    def create(self, input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None = None) -> pb.Batch:
+        """Begins to answer the calls in a file."""
+        request = _creation(input_file_id, endpoint, metadata, self._tenant)
+        with translated_errors():
+            return self._stub.CreateBatch(request).batch  # type: ignore[no-any-return]
+
+    def retrieve(self, batch_id: str) -> pb.Batch:
+        """How far it has got."""
+        with translated_errors():
+            return self._stub.GetBatch(pb.GetBatchRequest(batch_id=batch_id, tenant=self._tenant)).batch  # type: ignore[no-any-return]
+
+    def list(self, after: str = "", limit: int = 0) -> BatchPage:
+        """The newest first."""
+        with translated_errors():
+            answer = self._stub.ListBatches(pb.ListBatchesRequest(after=after, limit=limit, tenant=self._tenant))
+        return BatchPage(list(answer.batches), answer.has_more)
+
+    def cancel(self, batch_id: str) -> pb.Batch:
+        """Lines that are under way are still answered."""
+        with translated_errors():
+            return self._stub.CancelBatch(pb.CancelBatchRequest(batch_id=batch_id, tenant=self._tenant)).batch  # type: ignore[no-any-return]
+
+    def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
+        """Until it has ended. Raises DeadlineExceeded if it has not by then."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while (batch := self.retrieve(batch_id)).status not in ENDED:
+            if until_s is not None and time.monotonic() > until_s:
+                raise _unended(batch)
+            time.sleep(POLL_S)
+        return batch
+
+
+class AsyncFiles(_OfTenant):
+    """As Files, for asyncio."""
+
+    async def create(self, file: Sent, purpose: str = "batch", filename: str = "") -> pb.File:
+        messages = _read_apart(_upload(file, purpose, filename, self._tenant))
+        return (await _answered(self._stub.UploadFile(messages))).file  # type: ignore[no-any-return]
+
+    async def retrieve(self, file_id: str) -> pb.File:
+        request = pb.GetFileRequest(file_id=file_id, tenant=self._tenant)
+        return (await _answered(self._stub.GetFile(request))).file  # type: ignore[no-any-return]
+
+    async def list(self, purpose: str = "", after: str = "", limit: int = 0) -> FilePage:
+        request = pb.ListFilesRequest(purpose=purpose, after=after, limit=limit, tenant=self._tenant)
+        answer = await _answered(self._stub.ListFiles(request))
+        return FilePage(list(answer.files), answer.has_more)
+
+    async def content(self, file_id: str) -> bytes:
+        return b"".join([piece async for piece in self.pieces(file_id)])
+
+    async def pieces(self, file_id: str, offset: int = 0) -> AsyncIterator[bytes]:
+        call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
+        try:
+            async for message in call:
+                yield message.content
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    async def delete(self, file_id: str) -> None:
+        await _answered(self._stub.DeleteFile(pb.DeleteFileRequest(file_id=file_id, tenant=self._tenant)))
+
+
+class AsyncBatches(_OfTenant):
+    """As Batches, for asyncio."""
+
+    async def create(self, input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None = None) -> pb.Batch:
+        request = _creation(input_file_id, endpoint, metadata, self._tenant)
+        return (await _answered(self._stub.CreateBatch(request))).batch  # type: ignore[no-any-return]
+
+    async def retrieve(self, batch_id: str) -> pb.Batch:
+        request = pb.GetBatchRequest(batch_id=batch_id, tenant=self._tenant)
+        return (await _answered(self._stub.GetBatch(request))).batch  # type: ignore[no-any-return]
+
+    async def list(self, after: str = "", limit: int = 0) -> BatchPage:
+        request = pb.ListBatchesRequest(after=after, limit=limit, tenant=self._tenant)
+        answer = await _answered(self._stub.ListBatches(request))
+        return BatchPage(list(answer.batches), answer.has_more)
+
+    async def cancel(self, batch_id: str) -> pb.Batch:
+        request = pb.CancelBatchRequest(batch_id=batch_id, tenant=self._tenant)
+        return (await _answered(self._stub.CancelBatch(request))).batch  # type: ignore[no-any-return]
+
+    async def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while (batch := await self.retrieve(batch_id)).status not in ENDED:
+            if until_s is not None and time.monotonic() > until_s:
+                raise _unended(batch)
+            await asyncio.sleep(POLL_S)
+        return batch
+
+
+async def _answered(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+
+
+def _unended(batch: pb.Batch) -> DeadlineExceeded:
+    return DeadlineExceeded(f"batch {batch.id} has {batch.completed + batch.failed} of {batch.total} answers")
+
+
+def _creation(
+    input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None, tenant: str
+) -> pb.CreateBatchRequest:
+    return pb.CreateBatchRequest(input_file_id=input_file_id, endpoint=endpoint, metadata=metadata or {}, tenant=tenant)
+
+
+def _upload(file: Sent, purpose: str, filename: str, tenant: str) -> Iterator[pb.UploadFileRequest]:
+    """Raises InvalidArgument for what cannot be read."""
+    if isinstance(file, bytes):
+        begin = pb.NewFile(filename=filename, purpose=purpose, bytes=len(file), tenant=tenant)
+        pieces: Iterator[bytes] = (file[at : at + PIECE_BYTES] for at in range(0, len(file), PIECE_BYTES))
+    else:
+        path = Path(file)
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as error:
+            raise InvalidArgument(f"file: cannot read {str(path)!r}: {error.strerror}", field="file") from None
+        begin = pb.NewFile(filename=filename or path.name, purpose=purpose, bytes=num_bytes, tenant=tenant)
+        pieces = _pieces_of(path)
+    return _messages(begin, pieces)
+
+
+def _messages(begin: pb.NewFile, pieces: Iterator[bytes]) -> Iterator[pb.UploadFileRequest]:
+    yield pb.UploadFileRequest(begin=begin)
+    for piece in pieces:
+        yield pb.UploadFileRequest(content=piece)
+
+
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+async def _read_apart(messages: Iterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
+    """What a disk is slow with holds up nobody."""
+    while (message := await asyncio.to_thread(next, messages, None)) is not None:
+        yield message

@@ -1,0 +1,105 @@
+"""A trainer's tensors in memory that workers of this host read: what the messages of a stream say of them."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+from quire import weights_stream
+from shared import weights_memory
+from shared.errors import FailedPrecondition, ResourceExhausted
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, WeightsPiece
+
+RUNS_IN_A_PIECE = 512
+
+
+@contextmanager
+def messages(
+    begin: pb.UpdateWeightsRequest, named_tensors: Iterable[tuple[str, Any]]
+) -> Iterator[Iterator[pb.StreamWeightsRequest]]:
+    """While it lasts workers may read: tensors on GPUs where they are, others in a copy. Raises InvalidArgument for
+    what is no tensor of torch's, ResourceExhausted where there is no room for the copy."""
+    tensors = list(named_tensors)
+    heads = [weights_stream.head(name, tensor) for name, tensor in tensors]
+    if not (host := weights_memory.host_id()):
+        raise FailedPrecondition("this host does not say which it is: update_weights_from_tensor sends a stream")
+    held = [tensor.detach().contiguous() for _, tensor in tensors]  # as long as anybody reads
+    with _segment() as (name, segment):
+        runs = _written(held, name, segment)
+        yield _stream(begin, heads, host, [run for run in runs if run.bytes])
+
+
+def _stream(
+    begin: pb.UpdateWeightsRequest, heads: list[Any], host: bytes, runs: list[SharedRun]
+) -> Iterator[pb.StreamWeightsRequest]:
+    yield from weights_stream.beginning(begin, heads)
+    for start in range(0, len(runs), RUNS_IN_A_PIECE):
+        part = SharedContent(host=host, runs=runs[start : start + RUNS_IN_A_PIECE])
+        yield pb.StreamWeightsRequest(piece=WeightsPiece(shared=part))
+    yield pb.StreamWeightsRequest(piece=WeightsPiece(end=b""))
+
+
+def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[SharedRun]:
+    try:
+        runs = [_of_gpu(tensor) if tensor.is_cuda else _of_copy(tensor, name, segment) for tensor in tensors]
+        segment.flush()
+    except OSError as error:
+        text = f"named_tensors: {weights_memory.SEGMENTS} has no room for them: {error.strerror}"
+        raise ResourceExhausted(text, field="named_tensors") from None
+    return runs
+
+
+def _of_copy(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
+    content, offset = weights_stream.content_of(tensor), segment.tell()
+    segment.write(content)
+    return SharedRun(segment=name, offset=offset, bytes=len(content))
+
+
+@contextmanager
+def _segment() -> Iterator[tuple[str, BinaryIO]]:
+    """Its lock says that its trainer lives: what one left that was killed is removed by the next."""
+    _forget_left()
+    name = f"{weights_memory.PREFIX}{secrets.token_hex(16)}"
+    path = weights_memory.SEGMENTS / name
+    created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(created, "wb") as segment:
+            fcntl.flock(segment, fcntl.LOCK_EX)
+            yield name, segment
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _forget_left() -> None:
+    for path in weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*"):
+        with suppress(OSError), path.open("rb") as left:  # another's, or in use
+            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(left.fileno()).st_size:  # else it is about to be written, and not locked yet
+                path.unlink()
+
+
+def _of_gpu(tensor: Any) -> SharedRun:
+    """Whatever is still being computed is awaited."""
+    import torch
+
+    torch.cuda.synchronize(tensor.device)
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(64)
+    base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
+    num_bytes = tensor.numel() * tensor.element_size()
+    if not num_bytes:
+        return SharedRun()
+    for status in (
+        driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address),
+        driver.cuIpcGetMemHandle(handle, address),
+    ):
+        if status:
+            text = f"named_tensors: the driver does not share this memory ({status}), nor any of expandable_segments"
+            raise FailedPrecondition(text, field="named_tensors")
+    offset = tensor.data_ptr() - base.value
+    return SharedRun(cuda_handle=handle.raw, offset=offset, bytes=num_bytes)

@@ -1,0 +1,82 @@
+"""quire.batch.v1.BatchService: batches on the store, and through the runner, that /v1/batches has."""
+
+from __future__ import annotations
+
+from services.frontend.calls.calls import Call, Calls
+from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.requests import arrived, tenant
+from services.frontend.offline.batch import Batch
+from services.frontend.offline.work import WINDOW, OfflineWork
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.batch.v1 import batch_pb2 as pb
+from shared.pb.batch.v1 import batch_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["BatchService"].full_name
+LISTED = 20  # where nothing else is asked for
+
+
+class BatchService(batch_pb2_grpc.BatchServiceServicer):
+    """Reads and writes messages; decides nothing."""
+
+    def __init__(self, work: OfflineWork, metrics: FrontendMetrics, calls: Calls) -> None:
+        self._work = work
+        self._metrics = metrics
+        self._calls = calls
+
+    async def CreateBatch(self, message: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
+        async with answering("CreateBatch", context, self._metrics, self._calls) as call:
+            batch = await self._work.create(
+                _whose(message.tenant, context, call),
+                "" if call.caller is None else call.caller.key.name,
+                endpoint=message.endpoint,
+                input_file_id=message.input_file_id,
+                window=message.completion_window or WINDOW,
+                metadata=message.metadata,
+            )
+            return pb.CreateBatchResponse(batch=_message(batch))
+
+    async def GetBatch(self, message: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
+        async with answering("GetBatch", context, self._metrics, self._calls) as call:
+            batch, is_cancelled = await self._work.batch(message.batch_id, _whose(message.tenant, context, call))
+            return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
+
+    async def ListBatches(self, message: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
+        async with answering("ListBatches", context, self._metrics, self._calls) as call:
+            whose = _whose(message.tenant, context, call)
+            page = await self._work.list_batches(whose, message.after, message.limit or LISTED)
+            return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
+
+    async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
+        async with answering("CancelBatch", context, self._metrics, self._calls) as call:
+            batch = await self._work.cancel(message.batch_id, _whose(message.tenant, context, call))
+            return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))
+
+
+def _whose(said: str, context: Context, call: Call) -> str:
+    return tenant(said, arrived(context), call)
+
+
+def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
+    """`is_cancelled`: somebody has asked for that."""
+    told = batch.told(is_cancelled=is_cancelled)
+    return pb.Batch(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        input_file_id=batch.input_file_id,
+        status=f"BATCH_STATUS_{told['status'].upper()}",
+        output_file_id=batch.output_file_id or "",
+        error_file_id=batch.error_file_id or "",
+        created_at=batch.created_at,
+        expires_at=batch.expires_at,
+        moments=batch.moments,
+        total=batch.total,
+        completed=batch.completed,
+        failed=batch.failed,
+        errors=[
+            pb.BatchError(
+                code=error["code"], message=error["message"], line=error["line"] or 0, param=error["param"] or ""
+            )
+            for error in batch.errors
+        ],
+        metadata=batch.metadata or {},
+    )

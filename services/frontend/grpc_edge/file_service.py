@@ -1,0 +1,120 @@
+"""quire.batch.v1.FileService: files in pieces, on the store that /v1/files has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+
+from services.frontend.calls.calls import Call, Calls
+from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.requests import arrived, tenant
+from services.frontend.offline.files import StoredFile
+from services.frontend.offline.work import MOST_LISTED, OfflineWork, write_down
+from shared.errors import DeadlineExceeded, InvalidArgument
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.batch.v1 import batch_pb2 as pb
+from shared.pb.batch.v1 import batch_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["FileService"].full_name
+MAX_PIECE_BYTES = 1 << 20
+SENT_BYTES = 1 << 18  # in a piece of ours
+STALLED_S = 60.0  # a client that sends nothing for so long gives its room back
+
+
+class FileService(batch_pb2_grpc.FileServiceServicer):
+    """Reads and writes messages; decides nothing."""
+
+    def __init__(self, work: OfflineWork, metrics: FrontendMetrics, calls: Calls) -> None:
+        self._work = work
+        self._metrics = metrics
+        self._calls = calls
+
+    async def UploadFile(
+        self, messages: AsyncIterator[pb.UploadFileRequest], context: Context
+    ) -> pb.UploadFileResponse:
+        async with answering("UploadFile", context, self._metrics, self._calls) as call:
+            first = await anext(_in_time(messages), None)
+            if first is None or not first.HasField("begin"):
+                raise InvalidArgument("begin: the first message says what the file will be", field="begin")
+            begin, most = first.begin, self._work.files.max_file_bytes
+            whose = _whose(begin.tenant, context, call)
+            if begin.bytes > most:
+                raise InvalidArgument(f"bytes: a file may have {most}, got {begin.bytes}", field="bytes")
+            async with self._work.arriving(begin.bytes) as (scratch, _):
+                await write_down(_whole(_in_time(messages), begin.bytes), scratch)
+                stored = await self._work.keep(scratch, whose, begin.filename, begin.purpose)
+            return pb.UploadFileResponse(file=_message(stored))
+
+    async def GetFile(self, message: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
+        async with answering("GetFile", context, self._metrics, self._calls) as call:
+            found = await self._work.file(message.file_id, _whose(message.tenant, context, call))
+            return pb.GetFileResponse(file=_message(found))
+
+    async def ListFiles(self, message: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        async with answering("ListFiles", context, self._metrics, self._calls) as call:
+            whose, limit = _whose(message.tenant, context, call), message.limit or MOST_LISTED
+            page = await self._work.list_files(whose, message.purpose, message.after, limit)
+            return pb.ListFilesResponse(files=map(_message, page.shown), has_more=page.has_more)
+
+    async def DownloadFile(self, message: pb.DownloadFileRequest, context: Context) -> None:
+        async with answering("DownloadFile", context, self._metrics, self._calls) as call:
+            whose = _whose(message.tenant, context, call)
+            stored = await self._work.file(message.file_id, whose)
+            if message.offset > stored.bytes:
+                text = f"offset: the file has {stored.bytes} bytes, got {message.offset}"
+                raise InvalidArgument(text, field="offset")
+            with await self._work.open(message.file_id, whose) as file:
+                file.seek(message.offset)
+                await _send(file, context)
+
+    async def DeleteFile(self, message: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:
+        async with answering("DeleteFile", context, self._metrics, self._calls) as call:
+            await self._work.delete(message.file_id, _whose(message.tenant, context, call))
+            return pb.DeleteFileResponse()
+
+
+async def _send(file: BinaryIO, context: Context) -> None:
+    """The next piece is read when the client has room for it."""
+    while content := await asyncio.to_thread(file.read, SENT_BYTES):
+        await context.write(pb.DownloadFileResponse(content=content))
+
+
+async def _in_time(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                message = await anext(messages, None)
+        except TimeoutError:
+            raise DeadlineExceeded(f"content: nothing came for {STALLED_S:g} s", field="content") from None
+        if message is None:
+            return
+        yield message
+
+
+async def _whole(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:
+    """So many bytes; raises InvalidArgument for more, and where they break off."""
+    num_bytes = 0
+    async for message in messages:
+        if not message.HasField("content"):
+            raise InvalidArgument("content: every message but the first has some", field="content")
+        if len(message.content) > MAX_PIECE_BYTES:
+            text = f"content: a piece may have {MAX_PIECE_BYTES} bytes, got {len(message.content)}"
+            raise InvalidArgument(text, field="content")
+        num_bytes += len(message.content)
+        if num_bytes > announced:
+            break
+        yield message.content
+    if num_bytes != announced:
+        found = f"more than {announced}" if num_bytes > announced else str(num_bytes)
+        raise InvalidArgument(f"bytes: {announced} were announced, {found} came", field="bytes")
+
+
+def _whose(said: str, context: Context, call: Call) -> str:
+    return tenant(said, arrived(context), call)
+
+
+def _message(file: StoredFile) -> pb.File:
+    return pb.File(
+        id=file.id, filename=file.filename, purpose=file.purpose, bytes=file.bytes, created_at=file.created_at
+    )

@@ -1,0 +1,99 @@
+"""Weights that lie in memory of this host, read for a spool: no more than what was said, and never mapped.
+
+A trainer that lies about sizes, or takes its memory away meanwhile, is an error, where a mapping would end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError
+from shared import weights_memory
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.pb.common.v1.weights_stream_pb2 import SharedRun
+
+AT_ONCE = 16 << 20  # bytes
+
+
+def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
+    """Each is good until the next is asked for. Raises QuireError."""
+    own = weights_memory.host_id()
+    if not own or host != own:
+        raise FailedPrecondition("shared: this worker is on another host than the trainer: send a stream", field="host")
+    match run.WhichOneof("memory"):
+        case "segment":
+            yield from _of_segment(run)
+        case "cuda_handle":
+            yield from _of_gpu(run)
+        case _:
+            raise InvalidArgument("shared: a run is in a segment or has a CUDA handle", field="shared")
+
+
+def _of_segment(run: SharedRun) -> Iterator[memoryview]:
+    with _opened(run.segment) as segment:
+        _check_end(run, os.fstat(segment).st_size)
+        buffer = bytearray(min(AT_ONCE, run.bytes))
+        at, end = run.offset, run.offset + run.bytes
+        while at < end:
+            part = memoryview(buffer)[: min(len(buffer), end - at)]
+            count = os.preadv(segment, [part], at)
+            if not count:
+                raise FailedPrecondition(f"shared: {run.segment} ends at {at}: it was cut meanwhile", field="segment")
+            yield part[:count]
+            at += count
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[int]:
+    """Raises InvalidArgument for another's, and what is no memory of a trainer's."""
+    if not weights_memory.NAME.fullmatch(name):
+        text = f"shared: {name[:80]!r} is not {weights_memory.PREFIX} and 32 hexadecimal digits"
+        raise InvalidArgument(text, field="segment")
+    try:
+        segment = os.open(weights_memory.SEGMENTS / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FailedPrecondition(f"shared: {name}: {error.strerror}", field="segment") from None
+    try:
+        found = os.fstat(segment)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise InvalidArgument(f"shared: {name} is not of this worker's user", field="segment")
+        yield segment
+    finally:
+        os.close(segment)
+
+
+def _check_end(run: SharedRun, num_bytes: int) -> None:
+    if run.offset + run.bytes > num_bytes:
+        text = f"shared: {run.bytes} bytes from {run.offset} on, of memory that has {num_bytes}"
+        raise InvalidArgument(text, field="bytes")
+
+
+def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
+    if not torch.cuda.is_available():
+        raise FailedPrecondition("shared: this worker has no GPU to read another's memory with", field="cuda_handle")
+    if len(run.cuda_handle) != HANDLE_BYTES:
+        text = f"shared: a handle of {len(run.cuda_handle)} bytes, not {HANDLE_BYTES}"
+        raise InvalidArgument(text, field="cuda_handle")
+    buffer = torch.empty(min(AT_ONCE, run.bytes), dtype=torch.uint8, device="cuda")  # makes the context current
+    try:
+        driver = PeerDriver.load()
+        address = driver.open(run.cuda_handle)
+        try:
+            _check_end(run, driver.extent(address)[1])
+            yield from _from_gpu(driver, address + run.offset, run.bytes, buffer)
+        finally:
+            driver.close(address)
+    except (OSError, PeerMemoryError) as error:
+        raise FailedPrecondition(f"shared: the trainer's memory cannot be read: {error}", field="cuda_handle") from None
+
+
+def _from_gpu(driver: PeerDriver, address: int, num_bytes: int, buffer: torch.Tensor) -> Iterator[memoryview]:
+    for start in range(0, num_bytes, len(buffer)):
+        count = min(len(buffer), num_bytes - start)
+        driver.copy_bytes(address + start, buffer.data_ptr(), count)
+        yield memoryview(buffer[:count].cpu().numpy())  # type: ignore[arg-type]

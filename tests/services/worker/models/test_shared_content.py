@@ -1,0 +1,226 @@
+"""Weights in memory of this host: what a trainer shows is read as it is, and nothing that it should not show."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire import weights_memory as showing
+from services.worker.models.loading import shared_content
+from services.worker.models.loading.weight_spool import FILE, Spooling, WeightSpool
+from shared import weights_memory
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, ResourceExhausted
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, TensorHead, TensorHeads, WeightsPiece
+
+BEGIN = admin_pb2.UpdateWeightsRequest()
+NAME = weights_memory.PREFIX + "0" * 32
+TENSORS = {
+    "large": torch.arange(9_000_001, dtype=torch.int32),
+    "turned": torch.randn(5, 7).t(),
+    "half": torch.randn(9).to(torch.bfloat16),
+    "none": torch.zeros(0, 4),
+    "one": torch.tensor(3.5),
+}
+
+TRAINER = """
+import torch
+from quire import weights_memory
+from shared.pb.admin.v1 import admin_pb2
+with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.arange(6.0))]) as messages:
+    for message in messages:
+        print(message.piece.SerializeToString().hex(), flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spooling]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with WeightSpool(1 << 26, lambda: "").begin() as found:
+        yield found
+
+
+@pytest.fixture
+def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of that where shared memory is."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(weights_memory, "SEGMENTS", folder)
+    return folder
+
+
+def all_taken(spooling: Spooling, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    with showing.messages(BEGIN, tensors.items()) as messages:
+        ends = [spooling.take(message.piece) for message in messages if not message.HasField("begin")]
+    assert ends == [False] * (len(ends) - 1) + [True]
+    return load_file(spooling.keep() / FILE)
+
+
+def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spooling, segments: Path) -> None:
+    found = all_taken(spooling, TENSORS)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor), name
+    assert [*segments.iterdir()] == []
+
+
+def test_another_process_shows_its_weights_and_dies(spooling: Spooling) -> None:
+    """What was being read is read to its end; the next trainer removes what it left."""
+    with subprocess.Popen([sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        lines = [trainer.stdout.readline() for _ in range(4)]
+        _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)
+        spooling.take(heads)
+        left = weights_memory.SEGMENTS / content.shared.runs[0].segment
+        assert left.stat().st_mode & 0o777 == 0o600
+        with showing.messages(BEGIN, []):
+            assert left.exists(), "its trainer lives"
+        spooling.take(content)
+        trainer.send_signal(signal.SIGKILL)
+    assert spooling.take(end)
+    assert torch.equal(load_file(spooling.keep() / FILE)["a"], torch.arange(6.0))
+    assert left.exists()
+    with showing.messages(BEGIN, []):
+        assert not left.exists()
+
+
+def heads(num_bytes: int) -> WeightsPiece:
+    return WeightsPiece(heads=TensorHeads(tensors=[TensorHead(name="a", dtype="U8", shape=[num_bytes])]))
+
+
+def shared(*runs: SharedRun, host: bytes | None = None) -> WeightsPiece:
+    return WeightsPiece(shared=SharedContent(host=weights_memory.host_id() if host is None else host, runs=runs))
+
+
+def run(**fields: Any) -> SharedRun:
+    return SharedRun(**{"segment": NAME, "bytes": 8} | fields)
+
+
+CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@pytest.mark.parametrize(
+    ("piece", "error", "said"),
+    [
+        (shared(run(), host=b"another"), FailedPrecondition, "on another host than the trainer"),
+        (shared(run(), host=b""), FailedPrecondition, "on another host than the trainer"),
+        (shared(run(bytes=9)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
+        (shared(run(), run(bytes=1)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
+        (shared(run(offset=1)), InvalidArgument, "8 bytes from 1 on, of memory that has 8"),
+        (shared(run(offset=2**63)), InvalidArgument, "of memory that has 8"),
+        (shared(run(segment="../passwd")), InvalidArgument, "'../passwd' is not quire-weights- and 32"),
+        (shared(run(segment=NAME[:-1])), InvalidArgument, "is not quire-weights- and 32"),
+        (shared(run(segment=NAME[:-1] + "1")), FailedPrecondition, "No such file"),
+        (shared(run(segment=NAME[:-1] + "2")), FailedPrecondition, "symbolic links"),
+        (shared(run(segment=NAME[:-1] + "3")), InvalidArgument, "is not of this worker's user"),
+        (shared(SharedRun(bytes=8)), InvalidArgument, "in a segment or has a CUDA handle"),
+        pytest.param(
+            shared(SharedRun(cuda_handle=bytes(64), bytes=8)), FailedPrecondition, "has no GPU", marks=CPU_ONLY
+        ),
+    ],
+)
+def test_no_lie_about_memory_is_believed(
+    spooling: Spooling, segments: Path, piece: WeightsPiece, error: type[QuireError], said: str
+) -> None:
+    (segments / NAME).write_bytes(bytes(8))
+    (segments / (NAME[:-1] + "2")).symlink_to(segments / NAME)
+    os.mkfifo(segments / (NAME[:-1] + "3"))
+    spooling.take(heads(8))
+    with pytest.raises(error, match=said):
+        spooling.take(piece)
+
+
+def test_another_users_memory_is_refused(spooling: Spooling, segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (segments / NAME).write_bytes(bytes(8))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    spooling.take(heads(8))
+    with pytest.raises(InvalidArgument, match="is not of this worker's user"):
+        spooling.take(shared(run()))
+
+
+def test_memory_that_is_cut_while_it_is_read_is_an_error(
+    spooling: Spooling, segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has mapped it would end of that (SIGBUS)."""
+    monkeypatch.setattr(shared_content, "AT_ONCE", 4)
+    (segments / NAME).write_bytes(bytes(8))
+    chunks = shared_content.chunks(weights_memory.host_id(), run())
+    assert len(next(chunks)) == 4
+    os.truncate(segments / NAME, 4)
+    with pytest.raises(FailedPrecondition, match="ends at 4: it was cut meanwhile"):
+        next(chunks)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([shared(run(bytes=4)), WeightsPiece(content=bytes(4))], "not both"),
+        ([WeightsPiece(content=bytes(4)), shared(run(bytes=4))], "not both"),
+        ([WeightsPiece(content=bytes(8)), WeightsPiece(end=b"")], "is not the content that was sent"),
+        ([shared(run(bytes=4)), WeightsPiece(end=b"")], "4 bytes for tensors of 8"),
+        ([shared(run()), WeightsPiece(end=b"x")], "is not the content that was sent"),
+    ],
+)
+def test_content_is_shared_or_comes_and_is_whole(
+    spooling: Spooling, segments: Path, pieces: list[WeightsPiece], said: str
+) -> None:
+    (segments / NAME).write_bytes(bytes(8))
+    *before, last = [heads(8), *pieces]
+    for piece in before:
+        spooling.take(piece)
+    with pytest.raises(InvalidArgument, match=said):
+        spooling.take(last)
+
+
+def told(tensors: dict[str, torch.Tensor]) -> list[admin_pb2.StreamWeightsRequest]:
+    with showing.messages(BEGIN, tensors.items()) as messages:
+        return [*messages]
+
+
+def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @contextmanager
+    def full() -> Iterator[tuple[str, BinaryIO]]:
+        with io.BufferedWriter(io.FileIO("/dev/full", "w")) as segment:
+            yield NAME, segment
+
+    monkeypatch.setattr(showing, "_segment", full)
+    with pytest.raises(ResourceExhausted, match="has no room for them: No space left"):
+        told({"a": torch.zeros(1 << 20)})
+    monkeypatch.setattr(weights_memory, "_BOOT", tmp_path / "none")
+    with pytest.raises(FailedPrecondition, match="update_weights_from_tensor"):
+        told({})
+
+
+@pytest.mark.gpu
+def test_a_gpus_memory_is_read_where_it_is(spooling: Spooling) -> None:
+    """By another process than its owner's: a process cannot open its own."""
+    code = TRAINER.replace("torch.arange(6.0)", "torch.arange(6000000.0, device='cuda')[5:]")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        lines = [trainer.stdout.readline() for _ in range(4)]
+        _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)
+        assert content.shared.runs[0].cuda_handle
+        for piece in (heads, content):
+            spooling.take(piece)
+        assert spooling.take(end)
+        content.shared.runs[0].offset = 1 << 40
+        with pytest.raises(InvalidArgument, match="of memory that has"):
+            [*shared_content.chunks(content.shared.host, content.shared.runs[0])]
+        trainer.kill()
+    assert torch.equal(load_file(spooling.keep() / FILE)["a"], torch.arange(6_000_000.0)[5:])
+    broken = SharedRun(cuda_handle=bytes(64), bytes=8)
+    with pytest.raises(FailedPrecondition, match="cannot be read: cuIpcOpenMemHandle"):
+        [*shared_content.chunks(weights_memory.host_id(), broken)]
