@@ -20,7 +20,7 @@ import pytest
 
 QUIET = {f"QUIRE_{service}_LOG_LEVEL": "error" for service in ("FRONTEND", "SCHEDULER", "WORKER")}
 UP = ("up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300")
-MARK = "QUIRE_TEST_MARK"
+MARK = "TEST_MARK"
 GONE_S = 60.0  # until then nothing of it may be left, on whatever machine
 
 OWN = ("quire", "quire.interrupts")  # what is imported before anything can be said

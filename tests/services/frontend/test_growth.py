@@ -151,6 +151,7 @@ async def test_calls_leave_no_objects(folder: Path, kind: Callable[[Running], Aw
         assert await grown(frontend, before) == {}
 
 
+@pytest.mark.slow
 async def test_what_a_call_leaves_is_seen(folder: Path) -> None:
     """So that the test above can fail."""
     async with served(folder) as frontend:

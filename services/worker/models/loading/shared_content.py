@@ -9,13 +9,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError
 from shared import weights_memory
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.pb.common.v1.weights_stream_pb2 import SharedRun
+
+if TYPE_CHECKING:
+    import torch
 
 AT_ONCE = 16 << 20  # bytes
 
@@ -74,6 +76,8 @@ def _check_end(run: SharedRun, num_bytes: int) -> None:
 
 
 def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
+    import torch  # here: simulated workers have none
+
     if not torch.cuda.is_available():
         raise FailedPrecondition("shared: this worker has no GPU to read another's memory with", field="cuda_handle")
     if len(run.cuda_handle) != HANDLE_BYTES:
