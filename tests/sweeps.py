@@ -41,7 +41,7 @@ FIRST_CASES = {
     "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 2,
     "tests/services/worker/models/test_recorded_kernels.py::test_no_kernel_of_a_graph_is_forgotten": 1,
     "tests/services/worker/ranks/test_expert_parallel.py::test_experts_that_move_at_every_step_say_the_same": 2,
-    "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_that_have_experts_of_their_own_say_what_one_does": 3,
+    "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_with_whole_experts_say_what_one_does": 3,
     "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,
     "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_say_the_same": 2,
     "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_hardly_anything_computed_again": 2,

@@ -29,7 +29,7 @@ MIXTURES = ("mixtral", "qwen3-moe-tied", "qwen2-moe", "granite-moe", "gpt-oss", 
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_ranks_that_have_experts_of_their_own_say_what_one_does(checkpoint: Make, family: str) -> None:
+def test_ranks_with_whole_experts_say_what_one_does(checkpoint: Make, family: str) -> None:
     made, whole = checkpoint(family), Rig(checkpoint(family).folder)
     mixed_steps(whole)
     with ranked(made.folder, expert_parallel=True) as rig:
