@@ -154,7 +154,7 @@ def _cpp_built(name: str, out: Path) -> Command:
         ["pkg-config", "--cflags", "--libs", "grpc++", "protobuf"], capture_output=True, text=True, check=False
     )
     if flags.returncode:
-        pytest.skip("needs C++'s gRPC: apt-get install libgrpc++-dev")
+        pytest.skip("needs C++'s gRPC: apt-get install libgrpc++-dev libprotobuf-dev")
     files = [str(path) for path in sorted(out.rglob("*.cc"))]
     program = str(out / name)
     run("g++", "-O0", f"-I{out}", str(CLIENTS / f"{name}.cc"), *files, "-o", program, *flags.stdout.split())
@@ -172,17 +172,27 @@ def cpp_by_reflection(out: Path) -> Command:
     return _cpp_built("reflected", out)
 
 
-def java(out: Path) -> Command:
-    needed("javac", "java", "protoc", of="apt-get install default-jdk-headless protobuf-compiler")
-    jars = [JARS / f"{name}.jar" for name in NEEDED_JARS]
+def _java_built(name: str, out: Path) -> Command:
+    """With the code that protoc has made in OUT."""
+    needed("javac", "java", of="apt-get install default-jdk-headless")
+    jars = [JARS / f"{jar}.jar" for jar in NEEDED_JARS]
     for jar in jars:
         if not jar.exists():
             pytest.skip(f"needs {jar}: apt-get install libgrpc-java libprotobuf-java libnetty-java libperfmark-java")
-    run("protoc", f"-I{PROTOS}", f"--java_out={out}", *MADE_OF)
     path = ":".join([str(out), *map(str, jars)])
     sources = [str(file) for file in sorted(out.rglob("*.java"))]
-    run("javac", "-nowarn", "-cp", path, "-d", str(out), str(CLIENTS / "Client.java"), *sources)
-    return ["java", "-cp", path, "Client"]
+    run("javac", "-nowarn", "-cp", path, "-d", str(out), str(CLIENTS / f"{name}.java"), *sources)
+    return ["java", "-cp", path, name]
+
+
+def java(out: Path) -> Command:
+    needed("protoc", of="apt-get install protobuf-compiler")
+    run("protoc", f"-I{PROTOS}", f"--java_out={out}", *MADE_OF)
+    return _java_built("Client", out)
+
+
+def java_by_reflection(out: Path) -> Command:
+    return _java_built("Reflected", out)
 
 
 BUILDS: dict[str, Build] = {
@@ -199,5 +209,6 @@ BY_REFLECTION: dict[str, Build] = {
     "node": node_by_reflection,
     "go": go_by_reflection,
     "c++": cpp_by_reflection,
+    "java": java_by_reflection,
 }
 SLOW = {"go", "c++", "java"}  # which compile for seconds
