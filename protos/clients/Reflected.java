@@ -108,7 +108,7 @@ public class Reflected {
       boolean isThere = file.getPackage().equals(packageName) && file.findServiceByName(service) != null;
       if (isThere) return file.findServiceByName(service).findMethodByName(method);
     }
-    throw Status.NOT_FOUND.withDescription("no " + service + " there").asRuntimeException();
+    throw Status.NOT_FOUND.withDescription("no " + packageName + "." + service + " there").asRuntimeException();
   }
 
   /** Inside of `call`; ends it after the first message if that is wanted. */

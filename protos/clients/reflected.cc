@@ -160,9 +160,10 @@ int main(int count, char** arguments) {
   grpc::Status status = Learn(channel, arguments[1], &files);
   if (status.ok()) {
     protobuf::DescriptorPool pool(&files);
-    const auto* method = pool.FindMethodByName("quire.inference.v1.InferenceService.Generate");
+    const std::string name = "quire.inference.v1.InferenceService.Generate";
+    const auto* method = pool.FindMethodByName(name);
     status = method ? Generate(channel, *method, arguments[3], count > 4)
-                    : grpc::Status(grpc::StatusCode::NOT_FOUND, "no Generate there");
+                    : grpc::Status(grpc::StatusCode::NOT_FOUND, "no " + name + " there");
   }
   if (status.error_code() == grpc::StatusCode::CANCELLED) {
     std::cerr << "CANCELLED\n";

@@ -140,9 +140,10 @@ func run(version, address, text string, cancel bool) error {
 	if err != nil {
 		return err
 	}
-	found, err := files.FindDescriptorByName("quire.inference.v1.InferenceService.Generate")
+	name := protoreflect.FullName("quire.inference.v1.InferenceService.Generate")
+	found, err := files.FindDescriptorByName(name)
 	if err != nil {
-		return err
+		return status.Errorf(codes.NotFound, "no %s there", name)
 	}
 	return generate(ctx, connection, found.(protoreflect.MethodDescriptor), text, cancel)
 }

@@ -34,6 +34,10 @@ const REFLECTION = `
   message ServiceResponse { string name = 1; }
   message ErrorResponse { int32 error_code = 1; string error_message = 2; }`;
 
+function failed(code, details) {
+  return Object.assign(new Error(), { code, details });
+}
+
 // The files of every service that there is, each with all that it imports.
 async function describedFiles() {
   const { root } = protobuf.parse(REFLECTION, { keepCase: true });
@@ -47,7 +51,7 @@ async function describedFiles() {
     const error = answer.error_response;
     if (error) {
       call.cancel();
-      throw Object.assign(new Error(), { code: error.error_code, details: error.error_message });
+      throw failed(error.error_code, error.error_message);
     }
     if (answer.list_services_response) {
       for (const { name } of answer.list_services_response.service) call.write({ file_containing_symbol: name });
@@ -64,7 +68,8 @@ async function describedFiles() {
 async function generate() {
   const file = await describedFiles();
   const described = loader.loadFileDescriptorSetFromObject({ file }, { keepCase: true, defaults: true });
-  const { InferenceService } = grpc.loadPackageDefinition(described).quire.inference.v1;
+  const { InferenceService } = grpc.loadPackageDefinition(described).quire?.inference.v1 ?? {};
+  if (!InferenceService) throw failed(grpc.status.NOT_FOUND, "no quire.inference.v1.InferenceService there");
   const client = new InferenceService(address, credentials);
   const request = { text, sampling: { temperature: 0, max_tokens: 20 } };
   const call = client.generate(request, metadata, { deadline: Date.now() + 30_000 });
@@ -77,6 +82,7 @@ async function generate() {
 
 generate().catch((error) => {
   const code = grpc.status[error.code];
-  console.error(code === "CANCELLED" ? code : `${code ?? error.stack}: ${error.details}`);
+  if (!code) throw error;
+  console.error(code === "CANCELLED" ? code : `${code}: ${error.details}`);
   process.exitCode = code === "CANCELLED" ? 0 : 1;
 });

@@ -28,7 +28,8 @@ def field(name, number, type, label = :LABEL_OPTIONAL)
 end
 
 def message_class(name)
-  POOL.lookup(name).msgclass
+  described = POOL.lookup(name) or abort "no #{name} there"
+  described.msgclass
 end
 
 # google-protobuf 3.21 crashes on reading a part of a message whose class nobody has asked for.

@@ -81,11 +81,14 @@ async def test_what_reflection_tells_is_all_that_a_client_needs(
     await _talks([*reflected, version], tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_service_that_its_server_cannot_describe_is_an_error(reflected: list[str], version: str) -> None:
-    server = Server("127.0.0.1", 0, ("a.Service",))
+@pytest.mark.parametrize(("services", "error"), [(["a.Service"], "not found"), ([], "quire.inference.v1")])
+async def test_a_server_that_does_not_describe_generate_is_an_error_of_one_line(
+    reflected: list[str], services: list[str], error: str
+) -> None:
+    server = Server("127.0.0.1", 0, services)
     await server.start()
-    status, out, err = await answered(*reflected, version, f"127.0.0.1:{server.port}", "How is the weather?")
+    status, out, err = await answered(*reflected, "v1", f"127.0.0.1:{server.port}", "How is the weather?")
     await server.stop(grace_s=0)
     assert (status, out) == (1, "")
-    assert "not found" in err
+    assert error in err
+    assert err.count("\n") == 1
