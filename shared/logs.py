@@ -94,14 +94,15 @@ class _Json(logging.Formatter):
 
 
 class _Writer(logging.Handler):
-    """Writes from a thread of its own: whoever reads the lines slowly, or not at all, holds up nobody. What is too much
-    is left out and counted."""
+    """Writes from a thread of its own: whoever reads the lines slowly, or not at all, holds up nobody. What is too
+    much, or cannot be written, is left out and counted: a disk that is full may have room again."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()
         self._num_lost = 0
+        self._is_torn = False  # the last line
         self._has_news = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -132,25 +133,52 @@ class _Writer(logging.Handler):
         super().close()
 
     def _run(self) -> None:
-        try:
-            while self._is_open:
-                self._has_news.wait()
-                time.sleep(self._gather_s)
-                self._has_news.clear()
-                self._write()
-                if not self._lines:
-                    self._is_idle.set()
-        except (OSError, ValueError):  # nobody reads any more
-            self._is_idle.set()
+        while self._is_open:
+            self._has_news.wait()
+            time.sleep(self._gather_s)
+            self._has_news.clear()
+            self._write()
+            if not self._lines:
+                self._is_idle.set()
 
     def _write(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         lost, self._num_lost = self._num_lost, 0
+        num_lines = len(lines)
         if lost:
-            lines.append(f"{lost} lines of the log were left out: nobody reads them fast enough")
-        if lines:
-            self._stream.write("\n".join(lines) + "\n")
-            self._stream.flush()
+            lines.append(f"{lost} lines of the log were left out: nobody reads them fast enough, or there was no room")
+        if not lines:
+            return
+        text = "\n".join(lines) + "\n"
+        num_written, num_left = _put(self._stream, f"\n{text}" if self._is_torn else text)
+        if num_left:
+            self._num_lost += num_lines + lost
+        if num_written:
+            self._is_torn = num_left > 0
+
+
+def _put(stream: TextIO, text: str) -> tuple[int, int]:
+    """How many bytes were written, and how many could not be. Goes past Python's buffers, which would keep what has no
+    room, and make a failure of the end of the process."""
+    data = text.encode(stream.encoding or "utf-8", "backslashreplace")
+    size = len(data)
+    try:
+        raw = getattr(getattr(stream, "buffer", None), "raw", None)
+        if raw is None:
+            stream.write(text)
+            stream.flush()
+            return len(data), 0
+        while data and (count := raw.write(data)):  # None: it would have to wait
+            data = data[count:]
+    except (OSError, ValueError):  # no room, nobody who reads, or closed
+        pass
+    return size - len(data), len(data)
+
+
+def say(line: str, stream: TextIO) -> None:
+    """Tells whoever started this process, if there is a way: what serves goes on if the disk is full, or the pipe has
+    no reader."""
+    _put(stream, f"{line}\n")
 
 
 def flush() -> None:

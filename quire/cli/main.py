@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from quire import interrupts
+from quire import interrupts, standard_streams
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -45,6 +45,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    standard_streams.hold()
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:

@@ -131,7 +131,7 @@ def ready_line(cluster: Cluster, *, json: bool) -> str:
 
 
 def _report_as_json(line: str) -> None:
-    print(logs.as_json("quire", line), file=sys.stderr, flush=True)
+    logs.say(logs.as_json("quire", line), sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -158,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster.start()
     except GivenUp:
         return 0
-    print(ready_line(cluster, json=json), flush=True)
+    logs.say(ready_line(cluster, json=json), sys.stdout)
     asked.get()
     cluster.stop()
     return 0

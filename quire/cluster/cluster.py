@@ -18,6 +18,7 @@ from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import FailedPrecondition, Unavailable
+from shared.logs import say
 from shared.settings.base import build
 from shared.settings.tls import NO_TLS, Tls
 
@@ -36,7 +37,7 @@ class Cluster:
 
     def __init__(self, options: ClusterOptions, log: IO[Any] | None = None, report: Report | None = None) -> None:
         self.options = options
-        self._report = report or (lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
+        self._report = report or (lambda line: say(f"quire: {line}", sys.stderr))
         self._log = log
         self._endpoints = Endpoints()
         self._metrics_ports: MetricsPorts | None = None

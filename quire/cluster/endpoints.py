@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared import ports
+from shared.errors import FailedPrecondition
 from shared.security import secret_file
 
 LOOPBACK = "127.0.0.1"
@@ -40,16 +41,23 @@ class Endpoints:
         return int(held.getsockname()[1])
 
     def path(self, name: str) -> Path:
-        """In a folder that only this user may enter."""
+        """In a folder that only this user may enter. Raises FailedPrecondition if there can be none."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+            except OSError as error:
+                message = f"no folder can be made for a secret and sockets; TMPDIR says where: {error}"
+                raise FailedPrecondition(message) from None
         return self._folder / name
 
     def secret(self, name: str) -> Path:
         """A file with a secret that nobody else knows."""
         path = self.path(name)
         if not path.exists():
-            secret_file.write(path, secrets.token_hex(32))
+            try:
+                secret_file.write(path, secrets.token_hex(32))
+            except OSError as error:
+                raise FailedPrecondition(f"cannot write {path}; TMPDIR says where: {error.strerror}") from None
         return path
 
     def close(self) -> None:

@@ -214,7 +214,7 @@ def _leave_at_once(status: int, reason: str = "") -> NoReturn:
     CUDA graphs with collectives in them."""
     logs.flush()
     if reason:
-        print(f"quire: {reason}", file=sys.stderr, flush=True)
+        logs.say(f"quire: {reason}", sys.stderr)
     os._exit(status)
 
 

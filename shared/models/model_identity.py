@@ -21,7 +21,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidArgument(
             f"model {str(folder)!r} is not a Hugging Face folder: no config.json", field="model"
         ) from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
+    except ValueError as error:  # nor text, perhaps
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):
         raise InvalidArgument(f"model: {path} holds no JSON object", field="model")

@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 
 from shared.errors import Internal, QuireError
-from shared.logs import as_json, flush, is_json, logger
+from shared.logs import as_json, flush, is_json, logger, say
 from shared.process.garbage import Collector
 from shared.process.watchdog import Watchdog
 
@@ -83,7 +83,7 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     try:
         uvloop.run(main())
     except QuireError as error:
-        print(f"quire: {error.message}", file=sys.stderr, flush=True)
+        say(f"quire: {error.message}", sys.stderr)
         return EXIT_FAILED if isinstance(error, Internal) else EXIT_STARTUP_ERROR
     return 0
 
@@ -99,10 +99,10 @@ def announce(role: str, name: str, **addresses: str) -> None:
     """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
     turn: before, it may read a large library from a slow disk."""
     if is_json():
-        print(as_json(name, "ready", role=role, id=name, **addresses), flush=True)
+        say(as_json(name, "ready", role=role, id=name, **addresses), sys.stdout)
     else:
         where = "".join(f" {kind}={address}" for kind, address in addresses.items())
-        print(f"quire-{role} ready id={name}{where}", flush=True)
+        say(f"quire-{role} ready id={name}{where}", sys.stdout)
     for watchdog in _watchdogs:
         watchdog.start()
 

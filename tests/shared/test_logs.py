@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -85,3 +86,44 @@ def test_nobody_waits_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyP
             pass
         logs.flush()
     assert b"number=0 " in first
+
+
+class Disk(io.RawIOBase):
+    """Has room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.written = room, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        taken = bytes(data)[: self.room]  # type: ignore[call-overload]
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= len(taken)
+        self.written += taken
+        return len(taken)
+
+
+def test_a_full_disk_that_has_room_again_has_lines_again() -> None:
+    disk = Disk(room=50)
+    with configured(io.TextIOWrapper(io.BufferedWriter(disk), line_buffering=True)):
+        for _ in range(3):
+            logs.logger("x").info("said", much="x" * 100)
+            logs.flush()
+        disk.room = 10**6
+        logs.logger("x").info("at last")
+        logs.flush()
+    torn, *lines = disk.written.decode().splitlines()
+    assert len(torn) == 50
+    assert [line[12:] for line in lines[:1]] == [" I me at last"]
+    assert lines[1].startswith("3 lines of the log were left out")
+    assert len(lines) == 2
+
+
+def test_what_is_said_to_a_pipe_without_a_reader_ends_nobody() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        logs.say("ready", pipe)  # and closing it raises nothing: no byte of it was kept

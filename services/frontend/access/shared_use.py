@@ -21,17 +21,17 @@ SYNC_S = 0.5
 AT_ONCE = 64  # accounts in flight
 KEEP_S = 2 * 86_400  # what nobody has touched for so long is forgotten
 
-# One key's levels, brought up to now by the clock of Redis, less what a frontend tells. Numbers come back as texts,
-# because Redis would cut them to integers.
+# One key's levels, brought up to now by the clock of Redis, less what a frontend tells. A clock that was set back fills
+# nothing, and takes nothing away. Numbers come back as texts, because Redis would cut them to integers.
 SCRIPT = f"""
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local day = math.floor(now / 86400)
 local before = redis.call('HMGET', KEYS[1], 'seen', 'requests', 'tokens', 'day', 'day_tokens')
-local seen = tonumber(before[1]) or now
+local passed = math.max(0, now - (tonumber(before[1]) or now))
 local function level(was, per_minute, used)
     if per_minute == 0 then return 0 end
-    return math.min(per_minute, (tonumber(was) or per_minute) + (now - seen) * per_minute / 60) - used
+    return math.min(per_minute, (tonumber(was) or per_minute) + passed * per_minute / 60) - used
 end
 local requests = level(before[2], tonumber(ARGV[1]), tonumber(ARGV[3]))
 local tokens = level(before[3], tonumber(ARGV[2]), tonumber(ARGV[4]))

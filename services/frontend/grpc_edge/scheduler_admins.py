@@ -41,6 +41,10 @@ class Schedulers(Protocol):
     @property
     def addresses(self) -> list[str]: ...
 
+    @property
+    def newest_update(self) -> int:
+        """Of weights, by number."""
+
     def knows(self, address: str) -> bool:
         """Whether the settings name it."""
 
@@ -91,7 +95,7 @@ class SchedulerAdmins:
         if bool(request.path) == (pieces is not None):
             wrong = "weights that come as a stream have none" if request.path else "the folder's is not said"
             raise InvalidArgument(f"path: {wrong}", field="path")
-        number = time.time_ns() // 1_000_000
+        number = max(time.time_ns() // 1_000_000, self._schedulers.newest_update + 1)  # whose clock was ahead of ours
         question = scheduler_pb2.UpdateWeights(update=number, request=request)
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]

@@ -51,6 +51,12 @@ class Roster:
             if member.connection.is_sought
         }
 
+    @property
+    def newest_update(self) -> int:
+        """Of weights, as far as the schedulers here have said; 0 if there has been none."""
+        sessions = (member.connection.session for member in self._members.values())
+        return max((session.view.weights.update for session in sessions if session is not None), default=0)
+
     def knows(self, address: str) -> bool:
         """Whether the settings name it."""
         return address in self._configured

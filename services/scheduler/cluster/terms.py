@@ -53,7 +53,8 @@ class Terms:
         if self.model is None:
             self.model, self._set_by = model, who
             return
-        problem = model_identity.mismatch(self.model, model, self._set_by, who)
+        first = f"{who}, when it came first," if who == self._set_by else self._set_by
+        problem = model_identity.mismatch(self.model, model, first, who)
         if problem:
             raise FailedPrecondition(problem, field="model")
 

@@ -132,9 +132,7 @@ class FrontendService:
             if kind == "submission":
                 await self._submit(owner, (message.submission, *message.further_submissions), portion)
             elif kind == "weights":
-                self._cluster.wanted.learn(
-                    message.weights, time.time_ns() // 1_000_000, self._cluster.replicas.values()
-                )
+                self._cluster.wanted.learn(message.weights, self._cluster.replicas.values())
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)

@@ -12,7 +12,9 @@ from shared.pb.common.v1 import model_pb2
 log = logger("operations")
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
-MOST_AHEAD_MS = 3_600_000  # numbers of updates are the time of day, of a machine whose clock may be wrong
+# Numbers of updates are the time of day, of a machine whose clock may be wrong by days: only what leaves no room for
+# updates to come makes no sense.
+MOST_UPDATE = 1 << 62
 LONGEST_NAME = 4096
 ALL = frozenset({WEIGHTS, KV_CACHE})
 
@@ -41,11 +43,11 @@ class Wanted:
         else:
             self.compare(replica)
 
-    def learn(self, weights: model_pb2.WeightsIdentity, now_ms: int, replicas: Iterable[Replica]) -> None:
+    def learn(self, weights: model_pb2.WeightsIdentity, replicas: Iterable[Replica]) -> None:
         """Another scheduler has them: this one has missed the decision. Nothing happens for what is older, or makes no
         sense."""
         sizes = len(weights.version), len(weights.path)
-        if not self.weights.update < weights.update <= now_ms + MOST_AHEAD_MS or max(sizes) > LONGEST_NAME:
+        if not self.weights.update < weights.update <= MOST_UPDATE or max(sizes) > LONGEST_NAME:
             return
         log.info("the cluster's weights are another scheduler's", version=weights.version)
         self.weights = weights

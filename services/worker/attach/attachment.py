@@ -9,7 +9,7 @@ from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
 from shared import columns
-from shared.errors import QuireError, Unavailable, to_proto
+from shared.errors import Internal, QuireError, Unavailable, to_proto
 from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.common.v1 import model_pb2
@@ -206,6 +206,10 @@ class Attachment:
             folder = await self._fetch_weights(order.stage_weights)
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
+        except Exception:  # an order without an answer would hold up all that come after it
+            log.exception("the fetch of weights failed")
+            failed = to_proto(Internal("the fetch of weights failed"))
+            self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=failed))
         else:
             order.stage_weights.spooled = str(folder)
             self._engine.device_order(self, order)

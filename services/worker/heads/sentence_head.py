@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,15 +55,20 @@ class Dense:
         if not load:
             self._weight, self._bias = torch.randn(shape, device=device) * shape[1] ** -0.5, None
             return
-        tensors = dict(_tensors(folder / module.folder))
+        try:
+            tensors = dict(_tensors(folder / module.folder))
+        except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidArgument(f"model: cannot read {folder / module.folder}: {reason}", field="model") from None
         weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
         if weight is None or tuple(weight.shape) != shape or (bias is None) is module.bias:
             text = (
                 f"model: {folder / module.folder} does not hold linear.weight {list(shape)} and what config.json says"
             )
             raise InvalidArgument(text, field="model")
-        self._weight = weight.to(device, torch.float32)
-        self._bias = None if bias is None else bias.to(device, torch.float32)
+        # Copies: what was read shows the file, whose pages are gone if somebody cuts it while it is served.
+        self._weight = weight.to(device, torch.float32, copy=True)
+        self._bias = None if bias is None else bias.to(device, torch.float32, copy=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = functional.linear(x, self._weight, self._bias)

@@ -23,7 +23,7 @@ from quire.async_client import AsyncClient
 from quire.cli.main import main
 from quire.cluster import Cluster
 from shared import weights_memory
-from shared.errors import InvalidArgument, Unavailable
+from shared.errors import InvalidArgument, ResourceExhausted, Unavailable
 from shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 
@@ -169,6 +169,26 @@ def test_a_trainers_tensors_come_as_a_stream(client: Client, folders: Path) -> N
     with pytest.raises(InvalidArgument, match=NORM):
         client.update_weights_from_tensor(tensors.items(), "wrong")
     assert set(versions(client).values()) == {"streamed"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_can_keep_no_stream_says_so_and_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, variable in (("run", "XDG_RUNTIME_DIR"), ("tmp", "TMPDIR")):
+        (tmp_path / name).mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    tensors = load_file(next(bundled.FOLDER.glob("*.safetensors")))
+    worker = SETTINGS | {"weights_folders": [str(tmp_path)]}
+    with running_cluster(redis="none", worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        before = client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        client.update_weights_from_tensor(tensors.items(), "first", "abort")
+        shutil.rmtree(tmp_path / "tmp")
+        with pytest.raises(ResourceExhausted, match="a stream of weights cannot be kept"):
+            client.update_weights_from_tensor(tensors.items(), "streamed", "abort")
+        assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before
+        (tmp_path / "tmp").mkdir()
+        assert client.update_weights_from_tensor(tensors.items(), "streamed", "abort") == "streamed"
 
 
 def test_a_trainers_tensors_are_read_where_they_lie(client: Client, folders: Path) -> None:

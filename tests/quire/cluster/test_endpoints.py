@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +83,15 @@ def test_unix_sockets_lie_where_only_this_user_may_look(endpoints: Endpoints) ->
     assert folder.stat().st_mode & 0o777 == 0o700
     endpoints.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("errno_of", [errno.EROFS, errno.ENOSPC])
+def test_without_room_for_a_secret_the_reason_says_where_it_is_looked_for(
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, errno_of: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno_of, os.strerror(errno_of))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(FailedPrecondition, match=f"TMPDIR says where: .*{os.strerror(errno_of)}"):
+        endpoints.secret("cluster-secret")

@@ -157,6 +157,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.submissions: list[Heard] = []
         self.cancellations: list[tuple[list[int], int]] = []
         self.resets = 0
+        self.updates: list[int] = []  # numbers of those that were swapped in
         self.pause_mode: int | None = None
         self.operated: list[str] = []  # adapters loaded and unloaded
         self.adapter_refusal: tuple[grpc.StatusCode, str] | None = None
@@ -364,11 +365,26 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         elif question.HasField("resume_generation"):
             self.pause_mode = None
             answer = pb.AdministerResponse(generation_resumed=admin_pb2.ResumeGenerationResponse())
+        elif kind == "update_weights":
+            answer = await self._update(question.update_weights, context)
         elif kind.endswith("adapter") or kind == "list_adapters":
             answer = await self._adapters(kind, question, context)
         else:
             answer = pb.AdministerResponse(prefix_cache_reset=await self._reset(question.reset_prefix_cache, context))
         await context.write(answer)
+
+    async def _update(self, told: pb.UpdateWeights, context: Any) -> pb.AdministerResponse:
+        if told.update <= self.view.weights.update:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"update: {told.update} is not greater")
+        await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=1)))
+        assert (await context.read()).HasField("swap_weights")
+        self.updates.append(told.update)
+        version = told.request.weight_version
+        self.view.weights.CopyFrom(model_pb2.WeightsIdentity(update=told.update, version=version))
+        self.set_view()
+        return pb.AdministerResponse(
+            weights_updated=admin_pb2.UpdateWeightsResponse(weight_version=version, num_workers=1)
+        )
 
     async def _adapters(self, kind: str, question: Any, context: Any) -> pb.AdministerResponse:
         """One that was loaded offers frontends the adapter, one that was unloaded does not; the view follows later."""

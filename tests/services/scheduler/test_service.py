@@ -425,6 +425,15 @@ async def test_a_worker_that_does_not_fit_is_told_both_sides(
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+async def test_a_worker_that_comes_back_with_another_configuration_is_told_what_it_had(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0")
+    await first.leave()
+    other = worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(fingerprint="11"))
+    with pytest.raises(grpc.aio.AioRpcError, match="worker w0, when it came first, has '00', worker w0 has '11'"):
+        await bench.worker(id="w0", hello=other)
+
+
 async def test_an_adapter_of_another_content_is_another_adapter(start: Start) -> None:
     bench = await start()
     await bench.worker(id="w0", hello=worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=b"x" * 64))

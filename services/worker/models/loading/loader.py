@@ -242,13 +242,21 @@ def _files(folder: Path) -> list[Path]:
     """Every file once, in order: those the index names, else all there are of the better format."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return [folder / name for name in names]
+            return [folder / name for name in _names_in(index)]
     for pattern in FILES:
         files = sorted(folder.glob(pattern))
         if files:
             return files
     raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
+
+
+def _names_in(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except OSError as error:
+        raise InvalidArgument(f"model: cannot read {index}: {error.strerror}", field="model") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"model: {index} is no index with a weight_map: {error!r}", field="model") from None
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:

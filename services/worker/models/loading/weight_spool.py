@@ -9,12 +9,12 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.worker.models.loading import shared_content
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, ResourceExhausted
 from shared.pb.common.v1.weights_stream_pb2 import TensorHead, WeightsPiece
 
 FILE = "model.safetensors"
@@ -39,8 +39,19 @@ class WeightSpool:
 
     @contextmanager
     def begin(self) -> Iterator[Spooling]:
-        """One at a time. What is not kept is gone on leaving."""
-        if self._root is None:
+        """One at a time. What is not kept is gone on leaving. Raises ResourceExhausted where nothing can be written,
+        also out of the block."""
+        try:
+            with self._in_folder() as spooling:
+                yield spooling
+        except OSError as error:
+            reason = error.strerror or str(error)
+            text = f"a stream of weights cannot be kept: {reason}; TMPDIR of the worker says where"
+            raise ResourceExhausted(text) from None
+
+    @contextmanager
+    def _in_folder(self) -> Iterator[Spooling]:
+        if self._root is None or not self._root.exists():  # somebody cleans up what is old
             self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=self._root))
@@ -48,7 +59,8 @@ class WeightSpool:
         try:
             yield spooling
         finally:
-            spooling.close()
+            with suppress(OSError):  # what has no room is written once more
+                spooling.close()
             if not spooling.is_kept:
                 shutil.rmtree(folder, ignore_errors=True)
             else:

@@ -150,3 +150,17 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
             while await status(second) == 200:
                 await asyncio.sleep(3 * SYNC_S)  # it has heard by then
         assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"
+
+
+@pytest.mark.parametrize("frontends", [{"requests_per_minute": 10, "tokens_per_minute": 1000}], indirect=True)
+async def test_a_clock_of_redis_that_is_set_back_takes_nothing_away(
+    server: RedisServer, frontends: list[Frontend]
+) -> None:
+    first, second, _ = frontends
+    assert first.enter(3) == 3
+    await first.shared.sync()
+    async with redis.asyncio.Redis.from_url(server.url) as direct:
+        seen = float(await direct.hget("quire:use:a", "seen"))
+        await direct.hset("quire:use:a", "seen", str(seen + DAY_S))  # the clock was a day ahead when it was written
+    await second.shared.sync()
+    assert second.enter(10) == 7, "or nobody is let in for a day"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import model_pb2
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, echo, scheduler
@@ -32,3 +33,15 @@ async def test_the_others_are_told_once_what_is_newest(folder: Path) -> None:
         assert (first.weights_told, second.weights_told) == ([], [newest])
         updates = [weights.update for weights in third.weights_told]
         assert updates in ([7], [5, 7]), "as sessions were opened, and nothing twice"
+
+
+async def test_an_update_is_newer_than_one_from_a_clock_that_was_days_ahead(folder: Path) -> None:
+    ahead = 1 << 60
+    script = ScriptedScheduler(echo, weights=model_pb2.WeightsIdentity(update=ahead, version="of tomorrow"))
+    async with scheduler(script), running(folder, script.address) as frontend:
+        await frontend.until_sessions(1)
+        for number in (1, 2):
+            told = admin_pb2.UpdateWeightsRequest(path="x", weight_version=f"now {number}")
+            assert (await frontend.admin.UpdateWeights(told)).weight_version == f"now {number}"
+            await frontend.until_view(lambda view, number=number: view.weights.update == ahead + number)
+    assert script.updates == [ahead + 1, ahead + 2]

@@ -225,8 +225,8 @@ async def test_a_scheduler_that_has_missed_an_update_hears_of_it_from_a_frontend
     peer = await worker(bench, hold_orders={STAGE: (staged := asyncio.Event())})
     frontend = await bench.frontend()
     await frontend.until(lambda: frontend.view.num_workers == 1)
-    now_ms = time.time_ns() // 1_000_000
-    for number, name in ((now_ms, "newer"), (now_ms - 5, "older"), (now_ms + 10**9, "of a day to come")):
+    now_ms = time.time_ns() // 1_000_000 + 10**9  # of a clock that is days ahead
+    for number, name in ((now_ms, "newer"), (now_ms - 5, "older"), (2**63, "of no time")):
         told = model_pb2.WeightsIdentity(update=number, version=name, path=f"folder-{name}")
         frontend.link.send(scheduler_pb2.SessionRequest(weights=told))
     await until(lambda: peer.operated == [STAGE])

@@ -175,6 +175,13 @@ def test_an_index_that_names_a_missing_file_is_refused(copy: Path) -> None:
         Rig(copy)
 
 
+@pytest.mark.parametrize("content", ["", '{"weight_map": {"x"', "{}", "[]", '{"weight_map": ["x"]}'])
+def test_a_torn_index_is_named(copy: Path, content: str) -> None:
+    (copy / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(InvalidArgument, match=r"model.safetensors.index.json is no index with a weight_map"):
+        Rig(copy)
+
+
 @pytest.mark.parametrize("family", ["llama-biases-tied", "qwen3-tied"])
 def test_dummy_weights_follow_the_seed_and_stay_finite(tmp_path: Path, family: str) -> None:
     folder = checkpoints.make(family, tmp_path, num_hidden_layers=24).folder

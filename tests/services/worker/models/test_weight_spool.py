@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 
 from quire import weights_stream
 from services.worker.models.loading.weight_spool import FILE, WeightSpool
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, ResourceExhausted
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
 
@@ -107,3 +109,33 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(
 def test_what_is_no_tensor_is_named() -> None:
     with pytest.raises(InvalidArgument, match="named_tensors: a is no tensor"):
         weights_stream.messages(admin_pb2.UpdateWeightsRequest(), [("a", 3)])
+
+
+def spool_all(spool: WeightSpool, tensors: dict[str, torch.Tensor]) -> None:
+    with spool.begin() as spooling:
+        for piece in pieces(tensors):
+            spooling.take(piece)
+
+
+def test_a_disk_without_room_is_told_and_nothing_stays_on_it(spool: WeightSpool, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # for any file
+    try:
+        with pytest.raises(ResourceExhausted, match=r"cannot be kept: .*; TMPDIR"):
+            spool_all(spool, {"large": torch.randn(700, 1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_somebody_has_cleaned_away_is_made_again(spool: WeightSpool, tmp_path: Path) -> None:
+    for _ in range(2):
+        with spool.begin() as spooling:
+            for piece in pieces({"one": torch.tensor(3.5)}):
+                spooling.take(piece)
+            assert load_file(spooling.keep() / FILE)["one"] == 3.5
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+    tmp_path.rmdir()
+    with pytest.raises(ResourceExhausted, match="No such file"), spool.begin():
+        pass
