@@ -57,7 +57,7 @@ class ServiceProcess:
         self._process = subprocess.Popen(
             self.spec.command(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # that somebody reads
             stderr=self._log,
             text=True,
             errors="replace",  # whatever a child prints must not end the thread that reads it
