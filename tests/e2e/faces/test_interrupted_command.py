@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from quire import bundled
 
 QUIET = {f"QUIRE_{service}_LOG_LEVEL": "error" for service in ("FRONTEND", "SCHEDULER", "WORKER")}
 UP = ("up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300")
@@ -100,12 +103,20 @@ def test_a_start_can_be_interrupted_without_a_word_too_many(tmp_path: Path, numb
         interrupt([*command, *UP], number, delay_s)
 
 
+# Ended by nothing else: what they wait for, at SILENT, neither answers nor refuses.
+SILENT = "SILENT"
+SERVE = ("frontend", "--model", str(bundled.FOLDER), "--schedulers", SILENT, "--http-port", "0", "--grpc-port", "0")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [UP, ("demo",), ("frontend",), ("chat", "--address", "127.0.0.1:1"), ("version",)])
+@pytest.mark.parametrize("words", [UP, ("demo",), SERVE, ("chat", "--address", SILENT), ("version",)])
 def test_at_any_moment_of_any_command(tmp_path: Path, words: Sequence[str]) -> None:
     command = written(tmp_path, then=SAY_SO)
-    for delay_ms in range(0, 410, 20):
-        interrupt([*command, *words], signal.SIGINT, delay_ms / 1000)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        words = [address if word == SILENT else word for word in words]
+        for delay_ms in range(0, 410, 20):
+            interrupt([*command, *words], signal.SIGINT, delay_ms / 1000)
 
 
 def test_nothing_is_imported_before_a_command_may_be_interrupted(tmp_path: Path) -> None:
