@@ -67,10 +67,10 @@ class Running:
             while self.frontend.core.client.is_open != is_open:
                 await asyncio.sleep(0.005)
 
-    async def until_idle(self) -> None:
-        """Until no call has a place: an answer is read a moment before its place is given back."""
+    async def until_idle(self, **shown: str) -> None:
+        """Until no call has a place: an answer is read a moment before its place is given back. `shown`: headers."""
         async with asyncio.timeout(60):
-            while (await self.http.get("/load")).json() != {"server_load": 0}:
+            while (await self.http.get("/load", headers=shown)).json() != {"server_load": 0}:
                 await asyncio.sleep(0.005)
 
     async def metrics(self) -> dict[str, float]:
