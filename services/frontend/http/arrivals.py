@@ -1,17 +1,26 @@
-"""Connections under TLS, from the moment they are accepted: in the middle of a handshake no protocol knows of them."""
+"""Connections under TLS, from the moment they are accepted: in the middle of a handshake no protocol knows of them.
+
+They are accepted here, because loops do not tell of it: uvloop, on which services run, takes what it finds behind the
+descriptor.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from services.frontend.http.connections import Connections
+from shared.logs import logger
 
-CLOSED_AT_ONCE = 64  # one too many each, before others have a turn of the loop
+log = logger("http")
+
+ACCEPTED_AT_ONCE = 64  # before others have a turn of the loop
+PAUSE_S = 1.0  # where the process has no descriptor left
+
+Protocols = Callable[[], asyncio.Protocol]
 
 
 class Arrived(socket.socket):
@@ -27,21 +36,55 @@ class Arrived(socket.socket):
 
 
 class Arrivals:
-    """Those that are open: how many there may be, and the time that each has for its handshake."""
+    """A server in asyncio's sense. Knows those that are open: how many there may be, and the time that each has for its
+    handshake."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, listening: socket.socket, context: ssl.SSLContext, connections: Connections) -> None:
+        self._listening, self._context, self._connections = listening, context, connections
         self._num = 0
         self._of: Counter[str] = Counter()  # by address
-        self._timers: dict[int, asyncio.TimerHandle] = {}  # of handshakes, by descriptor
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._is_open = False
 
-    def greeted(self, descriptor: int) -> None:
-        """Its handshake is done."""
-        timer = self._timers.pop(descriptor, None)
-        if timer is not None:
-            timer.cancel()
+    def start(self, protocols: Protocols) -> None:
+        """`protocols`: a new one for each connection whose handshake is done."""
+        self._protocols, self._is_open = protocols, True
+        self._listen()
 
-    def take(self, accepted: socket.socket, address: str) -> Arrived | None:
+    def close(self) -> None:
+        """Nobody else comes; who has not greeted by now does not."""
+        if self._is_open:
+            self._is_open = False
+            asyncio.get_running_loop().remove_reader(self._listening)
+        for handshake in self._handshakes:
+            handshake.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if self._is_open:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted", reason=str(error))
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listening)
+                loop.call_later(PAUSE_S, self._listen)
+                return
+            arrived = self._take(accepted, str(address[0]))
+            if arrived is not None:
+                handshake = asyncio.get_running_loop().create_task(self._greet(arrived))
+                self._handshakes.add(handshake)
+                handshake.add_done_callback(self._handshakes.discard)
+
+    def _take(self, accepted: socket.socket, address: str) -> Arrived | None:
         """None if it is one too many, and closed."""
         most, most_of_one = self._connections.most_open
         if self._num >= most or self._of[address] >= most_of_one:
@@ -49,38 +92,29 @@ class Arrivals:
             self._connections.closed("too_many")
             return None
         arrived = Arrived(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
-        descriptor = arrived.fileno()
+        arrived.setblocking(False)
         self._num += 1
         self._of[address] += 1
-        loop, limits = asyncio.get_running_loop(), self._connections.limits
-        self._timers[descriptor] = loop.call_later(limits.header_s, self._no_handshake, arrived)
-        arrived.closing = lambda: self._closing(descriptor, address)
+        arrived.closing = lambda: self._left(address)
         return arrived
 
-    def _no_handshake(self, arrived: Arrived) -> None:
-        self._connections.closed("headers")
-        with contextlib.suppress(OSError):  # it has gone by itself
-            arrived.shutdown(socket.SHUT_RDWR)
+    async def _greet(self, arrived: Arrived) -> None:
+        greeted = False
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocols, arrived, ssl=self._context, ssl_handshake_timeout=self._connections.limits.header_s
+            )
+            greeted = True
+        except ConnectionAbortedError:  # what loops say of a handshake that takes too long
+            self._connections.closed("headers")
+        except OSError:  # it has gone, or speaks no TLS
+            pass
+        finally:
+            if not greeted:
+                arrived.close()
 
-    def _closing(self, descriptor: int, address: str) -> None:
-        self.greeted(descriptor)
+    def _left(self, address: str) -> None:
         self._num -= 1
         self._of[address] -= 1
         if not self._of[address]:
             del self._of[address]
-
-
-class Listening(socket.socket):
-    """Accepts what may come in."""
-
-    def __init__(self, bound: socket.socket, arrivals: Arrivals) -> None:
-        super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
-        self._arrivals = arrivals
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        for _ in range(CLOSED_AT_ONCE):
-            accepted, address = super().accept()
-            arrived = self._arrivals.take(accepted, str(address[0]))
-            if arrived is not None:
-                return arrived, address
-        raise BlockingIOError

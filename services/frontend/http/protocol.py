@@ -54,7 +54,6 @@ class Guarded(HttpToolsProtocol):
     refuse: ClassVar[Refuse]
     is_shut: ClassVar[Callable[[], bool]]
     connections_kept: ClassVar[Connections]
-    greeted: ClassVar[Callable[[int], None]]
 
     cycle: RequestResponseCycle | None
     timeout_keep_alive_task: asyncio.TimerHandle | None
@@ -65,7 +64,6 @@ class Guarded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        type(self).greeted(transport.get_extra_info("socket").fileno())
         self._reading, self._writing = Deadline(self.loop), Deadline(self.loop)
         self._address = self.client[0] if self.client else ""
         self._is_kept = self.connections_kept.enter(self._address)
@@ -175,14 +173,10 @@ class Guarded(HttpToolsProtocol):
             )
 
 
-def guarded(entrance: Entrance, connections: Connections, greeted: Callable[[int], None]) -> type[Guarded]:
-    """The protocol for a server with this entrance. `greeted` is told the descriptor of each connection that begins."""
-    members = {
-        "refuse": staticmethod(entrance.refuse),
-        "is_shut": staticmethod(entrance.is_shut),
-        "greeted": staticmethod(greeted),
-    }
-    return type("GuardedByDoor", (Guarded,), {**members, "connections_kept": connections})
+def guarded(entrance: Entrance, connections: Connections) -> type[Guarded]:
+    """The protocol for a server with this entrance."""
+    refuse, is_shut = staticmethod(entrance.refuse), staticmethod(entrance.is_shut)
+    return type("GuardedByDoor", (Guarded,), {"refuse": refuse, "is_shut": is_shut, "connections_kept": connections})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from services.frontend.http.app import Face
-from services.frontend.http.arrivals import Arrivals, Listening
+from services.frontend.http.arrivals import Arrivals
 from services.frontend.http.connections import Connections
 from services.frontend.http.protocol import guarded
 from shared import ports
@@ -31,16 +31,28 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.arrivals: Arrivals | None = None  # under TLS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        if self.arrivals is None:
+            await super().startup(sockets=sockets)
+        else:
+            await super().startup(sockets=[])
+            self.servers.append(self.arrivals)  # as much of one as is asked of it
+            self.arrivals.start(self._new_protocol)
         for listening in sockets or ():
             listening.listen(QUEUE)
         self.listening.set()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
 
 class HttpServer:
@@ -57,16 +69,13 @@ class HttpServer:
         tls: Tls,
         connections: Connections,
     ) -> None:
-        arrivals = Arrivals(connections)
         self._socket = ports.bind(host, port, "http_port", share=share_port)
-        if tls.serves:
-            self._socket = Listening(self._socket, arrivals)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
                 face.app,
-                http=guarded(face.entrance, connections, arrivals.greeted),
+                http=guarded(face.entrance, connections),
                 loop="none",
                 ws="none",
                 lifespan="off",
@@ -81,7 +90,8 @@ class HttpServer:
         )
         if tls.serves:
             self._server.config.load()
-            self._server.config.ssl = server_context(tls, "client_tls")
+            context = self._server.config.ssl = server_context(tls, "client_tls")
+            self._server.arrivals = Arrivals(self._socket, context, connections)
 
     async def run(self) -> None:
         try:

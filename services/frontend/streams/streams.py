@@ -217,8 +217,9 @@ class Streams:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
-        if key in self._made and self._found[key].has_ended and await self.is_deleted(tenant, request_id):
-            self._forget(self._found[key])
+        found = self._found.get(key)
+        if found and key in self._made and found.has_ended and await self.is_deleted(tenant, request_id):
+            self._forget(found)
             raise not_found(key, is_shared=True)
         if key not in self._found or self._may_be_deleted(self._found[key]):
             self.terms.check_memory("request_id", self._found.values())

@@ -72,7 +72,9 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     cuda = Device("cuda", "")
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, cuda)
-    shard = Shard(size=settings.tensor_parallel_size, whole_experts=settings.expert_parallel)
+    size = settings.tensor_parallel_size
+    spare = settings.num_redundant_experts // size
+    shard = Shard(size=size, whole_experts=settings.expert_parallel, spare_experts=spare)
     heads = shard.heads(config.num_q_heads, config.num_kv_heads)
     intermediate_size = len(shard.part(config.intermediate_size, "intermediate_size"))
     sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
@@ -132,7 +134,7 @@ def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
 
     here, features = shard.experts(config.num_experts, config.intermediate_size)
     return precompile.ExpertsShape(
-        num_experts=len(here),
+        num_experts=len(here) + shard.spare_experts,
         intermediate_size=len(features),
         routing=config.routing,
         gate=config.activation,

@@ -73,17 +73,11 @@ class IntegerLayer {
   }
 
   void run() const {
-    const int64_t panels = num_panels(blocks_), row_blocks = (q_.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const double bytes = double(blocks_) * units_ * BYTES;
     const double products = double(q_.rows) * blocks_ * W * q_.in_features;
     const double nanoseconds = std::max(bytes / 55, products / 400);
-    parallel_for(panels * row_blocks, grain_for(panels * row_blocks, nanoseconds), nanoseconds,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t piece = begin; piece < end; piece++) {
-                     const int64_t row = piece / panels * ROW_BLOCK;
-                     run_piece(row, std::min(q_.rows - row, ROW_BLOCK), panel_of(piece % panels, blocks_));
-                   }
-                 });
+    for_pieces(q_.rows, ROW_BLOCK, blocks_, nanoseconds,
+               [&](int64_t row, int64_t rows, const Panel& panel) { run_piece(row, rows, panel); });
   }
 
  private:

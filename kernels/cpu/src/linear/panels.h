@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "parallel.h"
+
 namespace quire {
 
 constexpr int PANEL = 8;
@@ -23,6 +25,18 @@ inline int64_t num_panels(int64_t blocks) { return (blocks + PANEL - 1) / PANEL;
 
 inline Panel panel_of(int64_t number, int64_t blocks) {
   return {number * PANEL, std::min<int64_t>(PANEL, blocks - number * PANEL)};
+}
+
+// piece(first row, rows, panel) of all panels and `row_block` rows at a time, which take `nanoseconds` together.
+template <class Piece>
+void for_pieces(int64_t rows, int64_t row_block, int64_t blocks, double nanoseconds, Piece piece) {
+  const int64_t panels = num_panels(blocks), pieces = panels * ((rows + row_block - 1) / row_block);
+  parallel_for(pieces, grain_for(pieces, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; number++) {
+      const int64_t row = number / panels * row_block;
+      piece(row, std::min(rows - row, row_block), panel_of(number % panels, blocks));
+    }
+  });
 }
 
 }  // namespace quire

@@ -27,6 +27,8 @@ def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
     own = weights_memory.host_id()
     if not own or host != own:
         raise FailedPrecondition("shared: this worker is on another host than the trainer: send a stream", field="host")
+    if not run.bytes:
+        raise InvalidArgument("shared: a run of no bytes", field="bytes")
     match run.WhichOneof("memory"):
         case "segment":
             yield from _of_segment(run)

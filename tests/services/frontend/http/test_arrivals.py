@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trustme
+import uvloop
 
 from services.frontend.http.app import Face
 from services.frontend.http.connections import Connections
@@ -23,6 +25,10 @@ from tests.shared.security.test_tls import files
 
 HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's
 PATIENCE_S = 30
+Run = Callable[[Any], Any]
+
+# What services run on, and what they are tested on.
+loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -60,7 +66,12 @@ async def closed(reader: asyncio.StreamReader) -> None:
             assert await reader.read() == b""
 
 
-async def test_who_does_not_greet_is_closed(tmp_path: Path) -> None:
+@loops
+def test_who_does_not_greet_is_closed(tmp_path: Path, run: Run) -> None:
+    run(_who_does_not_greet(tmp_path))
+
+
+async def _who_does_not_greet(tmp_path: Path) -> None:
     async with serving(tmp_path, ConnectionLimits(header_s=1)) as (port, client):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _, writer in silent[:10]:
@@ -71,8 +82,13 @@ async def test_who_does_not_greet_is_closed(tmp_path: Path) -> None:
             writer.close()
 
 
-async def test_one_too_many_is_closed_before_its_handshake(tmp_path: Path) -> None:
+@loops
+def test_one_too_many_is_closed_before_its_handshake(tmp_path: Path, run: Run) -> None:
     """And who leaves makes room, whether its handshake was done or not."""
+    run(_one_too_many(tmp_path))
+
+
+async def _one_too_many(tmp_path: Path) -> None:
     limits = ConnectionLimits(header_s=600, per_address=3, reserved=4)  # five open ones of one address
     async with serving(tmp_path, limits) as (port, client):
         for _ in range(2):

@@ -326,6 +326,16 @@ async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_mod
         assert (await frontend.http.get(f"/v1/files/{gone.id}/content")).status_code == 404
 
 
+async def test_parts_of_a_file_are_told(talking_model: Path, tmp_path: Path) -> None:
+    async with serving(talking_model, tmp_path) as (frontend, client, _):
+        file = await client.files.create(file=("in.jsonl", b"0123456789"), purpose="batch")
+        path = f"/v1/files/{file.id}/content"
+        part = await frontend.http.get(path, headers={"range": "bytes=3-5"})
+        beyond = await frontend.http.get(path, headers={"range": "bytes=10-"})
+    assert (part.status_code, part.content, part.headers["content-range"]) == (206, b"345", "bytes 3-5/10")
+    assert beyond.status_code == 416
+
+
 async def test_a_disk_that_takes_nothing_is_told_and_comes_back(talking_model: Path, tmp_path: Path) -> None:
     """Full, read-only, or gone as here: who sends a file hears that it may try again."""
     form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from services.frontend.streams.redis_store import LEAVE
+from shared.errors import NotFound
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.security import secret_file
@@ -214,6 +215,16 @@ async def test_all_tenants_together_have_only_so_much_of_redis(
         after = await pair.a.metrics()
         assert (after["quire_frontend_streams_kept"], after["quire_frontend_stream_kept_bytes"]) == (0, 0)
         assert await everything(pair.b.inference.Generate(asked("kept", tenant="v")))
+
+
+async def test_several_who_look_for_what_another_frontend_has_deleted_find_nothing(pair: Pair) -> None:
+    await everything(pair.a.inference.Generate(asked("gone", tenant="t")))
+    stream = await pair.b.frontend.core.streams.find("t", "gone")
+    await pair.b.frontend.core.streams.bring_up_to_date(stream)
+    await pair.b.frontend.core.streams.delete(stream)
+    looking = [pair.a.frontend.core.streams.find("t", "gone") for _ in range(8)]
+    found = await asyncio.gather(*looking, return_exceptions=True)
+    assert {type(one) for one in found} == {NotFound}
 
 
 async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder: Path, server: RedisServer) -> None:

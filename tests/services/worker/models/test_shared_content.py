@@ -119,6 +119,7 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
         (shared(run(), host=b""), FailedPrecondition, "on another host than the trainer"),
         (shared(run(bytes=9)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
         (shared(run(), run(bytes=1)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
+        (shared(run(bytes=0)), InvalidArgument, "a run of no bytes"),
         (shared(run(offset=1)), InvalidArgument, "8 bytes from 1 on, of memory that has 8"),
         (shared(run(offset=2**63)), InvalidArgument, "of memory that has 8"),
         (shared(run(segment="../passwd")), InvalidArgument, "'../passwd' is not quire-weights- and 32"),
