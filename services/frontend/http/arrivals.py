@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from services.frontend.http.connections import Connections
 from shared.logs import logger
+from shared.process.supervision import Tasks
 
 log = logger("http")
 
@@ -43,7 +44,7 @@ class Arrivals:
         self._listening, self._context, self._connections = listening, context, connections
         self._num = 0
         self._of: Counter[str] = Counter()  # by address
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = Tasks()
         self._is_open = False
 
     def start(self, protocols: Protocols) -> None:
@@ -52,15 +53,14 @@ class Arrivals:
         self._listen()
 
     def close(self) -> None:
-        """Nobody else comes; who has not greeted by now does not."""
+        """Nobody else comes."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._listening)
-        for handshake in self._handshakes:
-            handshake.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        """Who has not greeted by now does not."""
+        await self._handshakes.close()
 
     def _listen(self) -> None:
         if self._is_open:
@@ -80,9 +80,7 @@ class Arrivals:
                 return
             arrived = self._take(accepted, str(address[0]))
             if arrived is not None:
-                handshake = asyncio.get_running_loop().create_task(self._greet(arrived))
-                self._handshakes.add(handshake)
-                handshake.add_done_callback(self._handshakes.discard)
+                self._handshakes.start("handshake", self._greet(arrived))
 
     def _take(self, accepted: socket.socket, address: str) -> Arrived | None:
         """None if it is one too many, and closed."""
