@@ -181,7 +181,7 @@ class PoolingHead:
         """float32, once the slot's last token is computed."""
         if part.asked.places is not None:
             states = self._states.setdefault(part.slot, [])
-            states.append(hidden.float())
+            states.append(hidden.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
             return self._vectors(part.asked, torch.cat(states)) if part.ends else None
         total = self._added(part.slot, hidden)
         if part.ends:

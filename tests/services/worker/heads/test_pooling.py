@@ -244,9 +244,10 @@ def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
     assert failure.error.code == finish_pb2.ERROR_CODE_INTERNAL
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("chunks", [[17], [5, 1, 11]])
-def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int]) -> None:
-    """All of them, or those of an id: from whatever steps compute them, beside others."""
+def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int], backend: str) -> None:
+    """All of them, or those of an id: whatever steps compute them, beside others, kernel by kernel or as a tape."""
     made, tag = checkpoint("llama"), 7
     tokens = prompt(17)
     tokens[3] = tokens[4] = tokens[12] = tag
@@ -256,7 +257,7 @@ def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int]) -
         PoolingParams(pooler=POOLER_STEP, step_tag_id=tag),
         PoolingParams(),
     ]
-    rig = Rig(made.folder, max_num_batched_tokens=256)
+    rig = Rig(made.folder, max_num_batched_tokens=256, attention_backend=backend, record_logits=False)
     new = [New(slot, tokens, pooling=params) for slot, params in enumerate(asked)]
     for i, count in enumerate(chunks):
         rig.step(new if i == 0 else [], dict.fromkeys(range(4), count))
