@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # More objects that came than went, before the young ones are searched (2 ms at most); while as many go as come, never.
 YOUNG = 10_000
@@ -40,9 +41,7 @@ class Collector:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, until the loop ends."""
-        gc.collect()
-        gc.freeze()  # what is there at the start stays: it is never walked again
-        gc.set_threshold(YOUNG, YOUNG_SEARCHES, OLD_SEARCHES)
+        _make_seldom()
         loop.call_later(LOOK_S, self._look_again, loop)
 
     def look(self) -> None:
@@ -59,3 +58,21 @@ class Collector:
     def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self.look()
         loop.call_later(LOOK_S, self._look_again, loop)
+
+
+@contextmanager
+def as_in_a_service() -> Iterator[None]:
+    """For measurements: searches are as seldom as in a service at work."""
+    before = gc.get_threshold()
+    _make_seldom()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+def _make_seldom() -> None:
+    gc.collect()
+    gc.freeze()  # what is there at the start stays: it is never walked again
+    gc.set_threshold(YOUNG, YOUNG_SEARCHES, OLD_SEARCHES)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
-
-import pytest
 
 from services.scheduler import bench_scheduler
 from shared.process import garbage
@@ -41,18 +38,6 @@ def test_without_any_pause_it_is_searched_all_the_same_now_and_then() -> None:
     assert process.collected == [600, 1200]
 
 
-@pytest.fixture
-def as_in_a_service() -> Iterator[None]:
-    before = gc.get_threshold()
-    loop = asyncio.new_event_loop()
-    garbage.Collector().start(loop)
-    yield
-    loop.close()
-    gc.unfreeze()
-    gc.set_threshold(*before)
-
-
-@pytest.mark.usefixtures("as_in_a_service")
 def test_steps_in_which_as_many_sequences_end_as_come_are_not_interrupted() -> None:
     drive = bench_scheduler.Drive(512, bench_scheduler.LIFE)
     for _ in range(bench_scheduler.WARMUP):
@@ -65,9 +50,26 @@ def test_steps_in_which_as_many_sequences_end_as_come_are_not_interrupted() -> N
 
     gc.callbacks.append(note)
     try:
-        for _ in range(300):
-            drive.step()
+        with garbage.as_in_a_service():
+            searches.clear()  # the one before it began
+            for _ in range(300):
+                drive.step()
     finally:
         gc.callbacks.remove(note)
     assert len(searches) <= 1
     assert 2 not in searches
+
+
+def test_a_loop_that_begins_makes_searches_as_seldom() -> None:
+    before, loop = gc.get_threshold(), asyncio.new_event_loop()
+    try:
+        garbage.Collector().start(loop)
+        begun = gc.get_threshold()
+        gc.set_threshold(*before)
+        with garbage.as_in_a_service():
+            assert gc.get_threshold() == begun != before
+        assert gc.get_threshold() == before
+    finally:
+        loop.close()
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -165,9 +165,10 @@ def test_scheduler_rows_have_exactly_these_columns(capsys: pytest.CaptureFixture
     ]  # fmt: skip
     for row in rows:
         assert list(row) == [
-            "running", "mode", "schedule_us", "apply_us", "total_us", "encode_us", "decode_us", "plan_bytes",
+            "running", "mode", "schedule_us", "apply_us", "encode_us", "decode_us", "total_us", "p99_us", "plan_bytes",
         ]  # fmt: skip
         assert row["total_us"] > 0
+        assert row["p99_us"] > 0
     assert rows[0]["plan_bytes"] < 100
     assert rows[2]["plan_bytes"] > rows[0]["plan_bytes"]
 
