@@ -3,62 +3,34 @@ arXiv 2405.21060)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.state_pages import WORD_BYTES, StatePages, StateShape
+from kernels.state_pages import StatePages
 from services.worker.layers.linear import Linear, Projection, by_rows
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.recurrent.gated_delta_net import Convolution, HeadRates
+from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer, refuse_ranks
+from services.worker.layers.recurrent.parameters import Convolution, HeadRates
 from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Placement
     from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceConfig:
-    """Sizes of the recurrent layers, and which layers they are."""
+class SpaceConfig(RecurrentConfig):
+    """A head's keys are what goes into its state, its queries what that is asked with."""
 
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int  # of heads that have inputs and outputs of their states in common
-    conv_width: int
     conv_bias: bool
     input_bias: bool  # of the projections
     output_bias: bool
-    layers: tuple[bool, ...]  # by layer: whether it is recurrent
-    has_norm: bool = True  # of what each group gives
+    has_norm: bool = True  # of what each group of heads with a key in common gives
     norm_before_gate: bool = False
-
-    @property
-    def state(self) -> StateShape:
-        channels = 2 * self.keys + self.values
-        return StateShape(channels, self.conv_width, self.num_heads, self.state_size, self.head_dim)
-
-    @property
-    def keys(self) -> int:
-        """Elements of a token that go into states, and as many that states are asked with."""
-        return self.num_groups * self.state_size
-
-    @property
-    def values(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def spec(self) -> State:
-        return State(self.state.num_words * WORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +42,14 @@ class SpaceScales:
     output: float = 1.0
 
 
-class StateSpace:
+class StateSpace(RecurrentLayer):
     """The convolution's channels are, in the checkpoint, those of the values, the states' inputs, their outputs; here
     the other way round, as the kernels have queries, keys and values."""
 
     def __init__(self, name: str, config: DecoderConfig, place: Placement, scales: SpaceScales | None = None) -> None:
         sizes = config.recurrent
         assert isinstance(sizes, SpaceConfig)
-        if not place.shard.is_whole:
-            text = f"{place.shard.size} ranks: recurrent layers are not cut among ranks"
-            raise InvalidArgument(f"tensor_parallel_size: {text}", field="tensor_parallel_size")
+        refuse_ranks(place)
         self._sizes, self._ops, self._place = sizes, place.ops, place
         self._scales = scales or SpaceScales(output=config.residual_scale)
         shape, hidden = sizes.state, config.hidden_size
@@ -95,21 +65,10 @@ class StateSpace:
         self._past_state = HeadRates(f"{name}.D", sizes.num_heads, place)
         norm = RMSNorm(f"{name}.norm", sizes.values, config.rms_norm_eps, place)
         self._norm = norm if sizes.has_norm else None
-        self._ones: Tensor = place.empty(sizes.values // sizes.num_groups).fill_(1.0)
-        self._output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.output_bias, place)
-        self._parts: tuple[Loadable, ...] = (
-            self._mixed,
-            self._convolution,
-            self._rate,
-            self._step_bias,
-            self._past_state,
-            *([] if self._norm is None else [self._norm]),
-            self._output,
-        )
-
-    def destinations(self) -> Iterator[tuple[str, Destination]]:
-        for part in self._parts:
-            yield from part.destinations()
+        self._ones: Tensor = place.empty(sizes.values // sizes.num_key_heads).fill_(1.0)
+        output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.output_bias, place)
+        own = (self._mixed, self._convolution, self._rate, self._step_bias, self._past_state)
+        super().__init__(output, (*own, *([] if self._norm is None else [self._norm]), output))
 
     def finish(self) -> None:
         sizes, scales = self._sizes, self._scales
@@ -119,8 +78,7 @@ class StateSpace:
         if scales.output != 1:
             self._output.scale(scales.output)
         self._arrange()
-        for part in self._parts:
-            part.finish()
+        super().finish()
         self._rate.values.exp_().neg_()
 
     def _arrange(self) -> None:
@@ -136,12 +94,7 @@ class StateSpace:
         steps = torch.arange(sizes.num_heads, device=device) + sizes.values + len(channels)
         self._mixed.reorder(torch.cat((turned + sizes.values, gates, steps)))
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
-        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
-
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Changes the states; returns what they gave, [num_tokens, num_heads * head_dim]."""
         sizes, ops, channels = self._sizes, self._ops, self._shape.num_channels
         pages, conv = StatePages(cache.k, cache.v, self._shape), self._convolution
         mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
@@ -160,7 +113,7 @@ class StateSpace:
         from torch.nn import functional
 
         sizes = self._sizes
-        past = values.unflatten(1, (sizes.num_heads, sizes.head_dim)).float() * self._past_state.values[:, None]
+        past = values.unflatten(1, (sizes.num_heads, sizes.value_dim)).float() * self._past_state.values[:, None]
         given: Tensor = (found.float() + past).flatten(1)
         gates = functional.silu(gates.float())
         if self._norm is not None and sizes.norm_before_gate:
@@ -171,12 +124,3 @@ class StateSpace:
     def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
         normed: Tensor = self._ops.rms_norm(x.view(-1, len(self._ones)), self._ones, norm.eps)
         return normed.view(-1, self._sizes.values) * norm.weight
-
-    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
-        return self._output(q)
-
-    def run_row(
-        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
-    ) -> None:
-        raise AssertionError("not offered: the fused chain has no recurrent layers")

@@ -8,8 +8,7 @@ from services.worker.layers.attention.latent_attention import LatentConfig
 from services.worker.layers.feed_forward.activation import SILU
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.quantization.registry import read_quantization
-from services.worker.layers.recurrent.gated_delta_net import DeltaConfig
-from services.worker.layers.recurrent.state_space import SpaceConfig
+from services.worker.layers.recurrent.layer import RecurrentConfig
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.experts_config import ExpertsConfig
 from services.worker.models.config.multipliers import Multipliers
@@ -41,7 +40,7 @@ class DecoderConfig:
     attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
-    recurrent: DeltaConfig | SpaceConfig | None = None  # some layers keep a state in place of keys and values
+    recurrent: RecurrentConfig | None = None  # some layers keep a state in place of keys and values
     attends_beside: bool = False  # those layers have keys and values as well
     multipliers: Multipliers | None = None  # of parts of layers
     activation: str = "silu"

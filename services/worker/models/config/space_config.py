@@ -27,9 +27,9 @@ def read_space(
     bias = config.flag("mamba_proj_bias")
     return SpaceConfig(
         num_heads=heads,
-        head_dim=values // heads,
-        state_size=config.integer("mamba_d_state", 256),
-        num_groups=groups,
+        num_key_heads=groups,
+        key_dim=config.integer("mamba_d_state", 256),
+        value_dim=values // heads,
         conv_width=width,
         conv_bias=config.flag("mamba_conv_bias", True),
         input_bias=bias,

@@ -137,8 +137,10 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
         values = config.integer("mamba_expand", 2) * decoder.hidden_size
     sizes = read_space(config, values, (True,) * decoder.num_layers, named=named)
     stated = config.get("mamba_d_head", "auto")
-    if stated not in ("auto", sizes.head_dim):
-        raise refusal("mamba_d_head", stated, f"{sizes.num_heads} heads share {values} elements, {sizes.head_dim} each")
+    if stated not in ("auto", sizes.value_dim):
+        raise refusal(
+            "mamba_d_head", stated, f"{sizes.num_heads} heads share {values} elements, {sizes.value_dim} each"
+        )
     return replace(
         sizes,
         output_bias=config.flag("projectors_bias"),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from services.worker.layers.attention.attention import Attention
 from services.worker.layers.attention.gated_attention import GatedAttention
-from services.worker.layers.recurrent.gated_delta_net import DeltaConfig, GatedDeltaNet
+from services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
+from services.worker.layers.recurrent.layer import RecurrentConfig
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.config.rope_config import read_rope
@@ -71,7 +72,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
         return (*super().passed_over, "mtp.")
 
 
-def _read_recurrent(config: ConfigFile, num_layers: int) -> DeltaConfig:
+def _read_recurrent(config: ConfigFile, num_layers: int) -> RecurrentConfig:
     kinds: Any = config.get("layer_types")
     if kinds is None:
         interval = config.integer("full_attention_interval", 4)
@@ -85,7 +86,7 @@ def _read_recurrent(config: ConfigFile, num_layers: int) -> DeltaConfig:
     width = config.integer("linear_conv_kernel_dim", 4)
     if width < 2:
         raise refusal("linear_conv_kernel_dim", width, "a convolution sees 2 tokens or more")
-    return DeltaConfig(
+    return RecurrentConfig(
         num_key_heads=keys,
         num_heads=heads,
         key_dim=config.integer("linear_key_head_dim", 128),

@@ -1,0 +1,93 @@
+"""What recurrent layers are alike in: the sizes of a state, and how a block of a model sees the layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.state_pages import WORD_BYTES, StateShape
+from services.worker.layers.linear import Linear
+from shared.errors import InvalidArgument
+from shared.kv.kv_specs import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.norm.rms_norm import RMSNorm
+    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Sizes of the recurrent layers, and which layers they are."""
+
+    num_heads: int  # of values
+    num_key_heads: int  # as many heads of values have one in common
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    layers: tuple[bool, ...]  # by layer: whether it is recurrent
+
+    @property
+    def keys(self) -> int:
+        """Elements of a token's keys, all heads together; its queries have as many."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        channels = 2 * self.keys + self.values
+        return StateShape(channels, self.conv_width, self.num_heads, self.key_dim, self.value_dim)
+
+    @property
+    def spec(self) -> State:
+        return State(self.state.num_words * WORD_BYTES)
+
+
+class RecurrentLayer(ABC):
+    """In place of attention, or beside it."""
+
+    def __init__(self, output: Linear, parts: tuple[Loadable, ...]) -> None:
+        """`parts`: whatever has weights, `output` included."""
+        self._output, self._parts = output, parts
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
+
+    @abstractmethod
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Changes the states; returns what they gave, [num_tokens, num_heads * value_dim]."""
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        return self._output(q)
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        raise AssertionError("not offered: the fused chain has no recurrent layers")
+
+
+def refuse_ranks(place: Placement) -> None:
+    """Raises InvalidArgument."""
+    if not place.shard.is_whole:
+        text = f"tensor_parallel_size: {place.shard.size} ranks: recurrent layers are not cut among ranks"
+        raise InvalidArgument(text, field="tensor_parallel_size")
