@@ -91,6 +91,11 @@ class LateQueries:
         self._begun = [begun for begun in self._begun if begun is not held.sequence]
         return held.sequence
 
+    def computing(self, document: Sequence) -> Sequence | None:
+        """The sequence that computes its query, until its result is here."""
+        held = self._held.get(_query_of(document).name)
+        return None if held is None else held.sequence
+
     def take_begun(self) -> list[Sequence]:
         """Sequences that are to be queued: each computes a query for which there is a place now."""
         begun, self._begun = self._begun, []

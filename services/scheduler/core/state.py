@@ -85,6 +85,7 @@ class CoreState:
         elif sequence.query is not None and not self.queries.join(sequence):
             sequence.status = SequenceStatus.BLOCKED
             self._begin_queries()
+            self._hurry_query(sequence)
         else:
             self.queue(sequence)
 
@@ -191,6 +192,16 @@ class CoreState:
             self.sequences[sequence.key] = sequence
             self._count_waiting(sequence)
             self.queue(sequence)
+
+    def _hurry_query(self, document: Sequence) -> None:
+        """What computes its query is as urgent as the most urgent that waits for it."""
+        query = self.queries.computing(document)
+        if query is None or query.priority <= document.priority:
+            return
+        query.priority = document.priority
+        if query.status is SequenceStatus.WAITING:
+            self.waiting.remove(query)
+            self.waiting.push(query)
 
     def _leave_query(self, sequence: Sequence) -> None:
         """A document goes; what computes a query for it alone goes as well."""

@@ -140,6 +140,20 @@ def test_a_query_of_several_chunks_comes_before_its_documents() -> None:
     assert worker.computed == [query(7, 45).name]
 
 
+def test_a_query_is_as_urgent_as_its_most_urgent_document() -> None:
+    core = decoder(policy=find_policy("priority"), max_num_seqs=1)
+    read(core, 0, query(7), priority=9)
+    for key in (1, 2):
+        core.add(make_sequence(key, [1, 2, 3], 2, priority=5))
+    read(core, 3, query(7), priority=0)
+    worker, order = Held(core), []
+    while core.has_work:
+        plan = worker.launch()
+        order += [] if plan is None else [admission.sequence.key for admission in plan.admitted]
+        worker.finish()
+    assert [key if key < 4 else "query" for key in order] == ["query", 3, 1, 2, 0]
+
+
 def test_what_is_wanted_longest_ago_goes_first_and_what_is_needed_never() -> None:
     core = encoder(num_query_vectors=25)
     worker = Held(core)
