@@ -185,6 +185,8 @@ def _work(counts: Counts, tokens_per_s: float) -> pb.WorkCounts:
         generated_tokens=counts.generated_tokens,
         preemptions=counts.preemptions,
         tokens_per_s=tokens_per_s,
+        compared_documents=counts.compared_documents,
+        query_hits=counts.query_hits,
     )
 
 

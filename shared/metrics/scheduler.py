@@ -172,6 +172,9 @@ class ClusterCollector(Collector):
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found cached", rows, lambda w: w.work.cached_tokens)
         yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
+        documents, found = "Documents compared with a query, token by token", "Documents whose query was there"
+        yield _counter("quire_scheduler_compared_documents", documents, rows, lambda w: w.work.compared_documents)
+        yield _counter("quire_scheduler_query_hits", found, rows, lambda w: w.work.query_hits)
         yield from _host_memory([(labels, worker) for labels, worker in rows if worker.HasField("host_memory")])
         yield from _disk([(labels, worker) for labels, worker in rows if worker.HasField("disk")])
         yield from _speculation([(labels, worker) for labels, worker in rows if worker.HasField("drafts")])

@@ -19,6 +19,8 @@ class Counts:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    compared_documents: int = 0  # that came to be compared with a query, token by token
+    query_hits: int = 0  # of these, whose query was there
     stored_blocks: int = 0  # copied to host memory
     fetched_blocks: int = 0  # brought back from there
     failed_transfers: int = 0

@@ -82,7 +82,7 @@ class CoreState:
         self._count_waiting(sequence)
         if sequence.grammar_id and not self.grammars.join(sequence):
             sequence.status = SequenceStatus.BLOCKED
-        elif sequence.query is not None and not self.queries.join(sequence):
+        elif sequence.query is not None and not self._join_query(sequence):
             sequence.status = SequenceStatus.BLOCKED
             self._begin_queries()
             self._hurry_query(sequence)
@@ -192,6 +192,13 @@ class CoreState:
             self.sequences[sequence.key] = sequence
             self._count_waiting(sequence)
             self.queue(sequence)
+
+    def _join_query(self, document: Sequence) -> bool:
+        """Whether it can run."""
+        found = self.queries.join(document)
+        self.counts.compared_documents += 1
+        self.counts.query_hits += found
+        return found
 
     def _hurry_query(self, document: Sequence) -> None:
         """What computes its query is as urgent as the most urgent that waits for it."""

@@ -122,6 +122,7 @@ def test_a_query_that_is_there_is_not_computed_again() -> None:
     read(core, 3, query(8))
     worker.run()
     assert worker.computed == [query(7).name, query(8).name]
+    assert (core.counts.compared_documents, core.counts.query_hits) == (4, 2)
 
 
 def test_a_query_of_several_chunks_comes_before_its_documents() -> None:
