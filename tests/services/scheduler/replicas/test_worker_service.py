@@ -162,20 +162,24 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
+async def kept_after(end: End, desk: Desk) -> list[weakref.ref[object]]:
+    """What there was for a worker whose session has ended."""
+    call = PaperCall(desk.service)
+    desk.submit(1)
+    await until(lambda: call.has_plan)
+    replica = desk.cluster.replicas["w0"]
+    await end(call, desk)
+    await until(lambda: desk.cluster.replicas.get("w0") is not replica)
+    await asyncio.gather(call.task, return_exceptions=True)
+    return [weakref.ref(part) for part in (replica, replica.core, replica.core.state, replica.core.kv.pool)]
+
+
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("end", [cancelled, hung_up, superseded])
 async def test_what_was_kept_for_a_worker_goes_soon_after_its_session(end: End) -> None:
     """Not minutes later: with 2,000 blocks it is 335 KiB, for each worker that came and went until then."""
     desk = Desk()
-    call = PaperCall(desk.service)
-    desk.submit(1)
-    await until(lambda: call.has_plan)
-    replica = desk.cluster.replicas["w0"]
-    kept = [weakref.ref(part) for part in (replica, replica.core, replica.core.state, replica.core.kv.pool)]
-    await end(call, desk)
-    await until(lambda: desk.cluster.replicas.get("w0") is not replica)
-    await asyncio.gather(call.task, return_exceptions=True)
-    del call, replica
+    kept = await kept_after(end, desk)
     await asyncio.sleep(0)  # the loop itself still has the last callbacks
     desk.collector.look()
     assert [part() for part in kept] == [None] * len(kept)
