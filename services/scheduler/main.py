@@ -24,7 +24,7 @@ from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.process import lifecycle
+from shared.process import lifecycle, small_buffers
 from shared.process.garbage import Collector
 from shared.process.liveness import Liveness
 from shared.process.supervision import restarted
@@ -48,6 +48,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     collector = Collector()
     scheduler = Scheduler(settings, registry, shutdown, collector)
     page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
+    small_buffers.fill()
     lifecycle.keep_for_good(collector)
     try:
         await scheduler.run(settings.reachable(page.port))
