@@ -12,7 +12,7 @@ FEW = 64  # entries that are kept whoever they are of
 
 
 class Deadlines:
-    """A heap. Sequences that end before their deadline stay in it, but are never more than half of it: clients that
+    """A heap. Sequences that end before their deadline stay in it until it is much larger than it need be: clients that
     give each call ten minutes and have their answers after a second would else fill it with ten minutes of calls."""
 
     def __init__(self, sequences: Mapping[int, Sequence]) -> None:
