@@ -24,7 +24,8 @@ from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.process import lifecycle
+from shared.process import lifecycle, small_buffers
+from shared.process.garbage import Collector
 from shared.process.liveness import Liveness
 from shared.process.supervision import restarted
 from shared.rpc.admin_port import AdminPort
@@ -44,9 +45,11 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     logs.configure(settings.name, settings.log_level, settings.log_format)
     registry = CollectorRegistry()
     base.add_process_collectors(registry)
-    scheduler = Scheduler(settings, registry, shutdown)
+    collector = Collector()
+    scheduler = Scheduler(settings, registry, shutdown, collector)
     page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
-    lifecycle.keep_for_good()
+    small_buffers.fill()
+    lifecycle.keep_for_good(collector)
     try:
         await scheduler.run(settings.reachable(page.port))
     finally:
@@ -57,7 +60,13 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
 class Scheduler:
     """Names the concrete parts and runs them."""
 
-    def __init__(self, settings: SchedulerSettings, registry: CollectorRegistry, shutdown: lifecycle.Shutdown) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        registry: CollectorRegistry,
+        shutdown: lifecycle.Shutdown,
+        collector: Collector,
+    ) -> None:
         check_exposure(settings)
         self._settings = settings
         self._shutdown = shutdown
@@ -87,6 +96,7 @@ class Scheduler:
             metrics,
             door,
             on_change=self.frontends.publish,
+            on_garbage=collector.hurry,
             directory=self.directory,
             keeping_up=KeepingUp(self.cluster, changing),
             streams=administration.updates.streams,

@@ -88,11 +88,12 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     return 0
 
 
-def keep_for_good() -> None:
+def keep_for_good(collector: Collector | None = None) -> None:
     """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
-    would hold up everything each time: a frontend for 35 ms, a worker with torch for 120."""
+    would hold up everything each time: a frontend for 35 ms, a worker with torch for 120. `collector`: looks for it
+    from now on; None: one of which nobody wants anything."""
     if _own_process:
-        Collector().start(asyncio.get_running_loop())
+        (collector or Collector()).start(asyncio.get_running_loop())
 
 
 def announce(role: str, name: str, **addresses: str) -> None:

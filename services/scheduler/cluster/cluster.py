@@ -139,6 +139,7 @@ class Cluster:
         return self._counts.setdefault(worker_id, Counts())
 
     def attach(self, replica: Replica) -> None:
+        assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
         self.wanted.attached(replica, self.replicas.values())
         self._holds.set(Hold.SLEEP, bool(self.wanted.asleep))
@@ -155,7 +156,7 @@ class Cluster:
         return {s.adapter for s in self._live if self.assignments.replica_of(s.key) is replica}
 
     def detach(self, replica: Replica, *, lost: bool) -> None:
-        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was replaced already.
+        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was not attached.
 
         `lost`: not of its own will.
         """

@@ -6,7 +6,6 @@ done: every sampled token counts as known, though its value comes later.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Collection
@@ -16,6 +15,7 @@ import numpy as np
 
 from services.scheduler.core.beam.beams import Beams
 from services.scheduler.core.counts import Counts
+from services.scheduler.core.deadlines import Deadlines
 from services.scheduler.core.drafts.speculation import Speculation
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.limits import Limits
@@ -53,7 +53,7 @@ class Core:
         self._pace = PromptPace()
         self._step_times = StepTimes()
         self._last_applied_at = -math.inf
-        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); ended sequences drop out lazily
+        self._deadlines = Deadlines(self.state.sequences)
         self._step_ids = itertools.count(1)
         self._entry = Entry(self.state)
         self._beams = Beams(self.state, self._entry)
@@ -75,8 +75,7 @@ class Core:
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         if sequence.search is not None:
             sequence.search.limit(sequence.max_total_tokens - sequence.num_prompt_tokens)
-        if sequence.deadline < math.inf:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
+        self._deadlines.add(sequence)
         self.state.add(sequence)
 
     def cancel(self, key: int, reason: Reason = Reason.CANCELLED) -> None:
@@ -233,12 +232,9 @@ class Core:
 
     def expire(self, now: float) -> None:
         """Ends those whose deadline has passed, as schedule() does: for the time in which nothing is scheduled."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heapq.heappop(self._deadlines)
-            sequence = self.state.sequences.get(key)
-            if sequence is not None:
-                failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
-                self.state.end(sequence, Reason.DEADLINE, failure=failure)
+        for sequence in self._deadlines.passed(now):
+            failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+            self.state.end(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
         """Forgets all prefixes; returns the number of blocks, None if sequences run and may not be preempted.

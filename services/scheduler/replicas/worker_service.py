@@ -61,10 +61,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         door: Door,
         *,
         on_change: Callable[[], None],
+        on_garbage: Callable[[], None],
         directory: PrefixDirectory | None,
         keeping_up: KeepingUp,
         streams: WeightStreams,
     ) -> None:
+        """`on_garbage` is told when a session has ended: what was kept for its worker refers to itself."""
         self._keeping_up = keeping_up
         self._streams = streams
         self._settings = settings
@@ -72,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._cluster = cluster
         self._metrics = metrics
         self._door = door
-        self._on_change = on_change
+        self._on_change, self._on_garbage = on_change, on_garbage
         self._directory = directory
         self.spread = Spread(lambda: [] if directory is None else directory.peers)
         self._sessions: dict[str, asyncio.Task[None]] = {}
@@ -120,13 +122,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
         work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
-        self._sessions[hello.worker_id] = work
+        self._sessions[hello.worker_id] = work  # until it has ended: the next one waits for that
+        work.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
         try:
             await asyncio.wait([work])
         finally:
             work.cancel()
-            if self._sessions.get(hello.worker_id) is work:
-                del self._sessions[hello.worker_id]
         if work.cancelled() and not work.cancelling():
             raise Unavailable(f"the session of worker {hello.worker_id} was cancelled, and nobody asked for that")
         if work.cancelled():
@@ -150,12 +151,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return hello
 
     async def _supersede(self, worker_id: str) -> None:
-        """A worker that attaches again has lost its old stream, whether or not that is known here yet."""
-        old = self._sessions.pop(worker_id, None)
-        if old is not None:
-            self._metrics.workers_lost.labels("superseded").inc()
+        """A worker that attaches again has lost its old stream, whether or not that is known here yet. Returns when its
+        last session has ended, and with that its sequences are elsewhere."""
+        while (old := self._sessions.get(worker_id)) is not None:  # another one may have come while this one waited
+            if not old.cancelling():
+                self._metrics.workers_lost.labels("superseded").inc()
             old.cancel()
-            await asyncio.gather(old, return_exceptions=True)
+            await asyncio.wait([old])
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
@@ -191,6 +193,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._directory.untrack(replica)
             self._cluster.detach(replica, lost=not replica.leaving)
             self._on_change()
+            self._on_garbage()
 
     def _publish(self, replica: Replica) -> None:
         terms = self._cluster.terms

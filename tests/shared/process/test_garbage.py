@@ -24,6 +24,17 @@ class Process:
             self.collector.look()
 
 
+def test_what_leaves_much_garbage_is_not_waited_for_however_busy_the_process_is() -> None:
+    process = Process()
+    process.pass_time(100, load=0.9)
+    process.collector.hurry()
+    process.collector.hurry()
+    process.pass_time(100, load=0.9)
+    assert process.collected == [105]
+    process.pass_time(600, load=0.9)
+    assert process.collected == [105, 705]
+
+
 def test_everything_is_searched_when_there_is_little_to_do_but_not_all_the_time() -> None:
     process = Process()
     process.pass_time(200, load=0.5)
