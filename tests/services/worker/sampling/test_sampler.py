@@ -32,7 +32,7 @@ class Bench:
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
     num_slots: int = NUM_SLOTS
-    packages: tuple[str, ...] = ("kernels.reference",)
+    packages: tuple[str, ...] = ()
     lengths: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
