@@ -13,6 +13,8 @@ from services.scheduler.core.core import Core
 from services.scheduler.policies import find_policy
 from services.worker.attention import backends
 from services.worker.models import registry
+from services.worker.models.families.llama import LlamaForCausalLM
+from services.worker.models.single_row import model_reject_reason
 from services.worker.spec_decode import config as speculative_config
 from shared import plugins
 from shared.errors import InvalidArgument
@@ -45,9 +47,26 @@ def test_a_family_of_models(example: Path, tmp_path: Path) -> None:
     assert last_logits(made.folder) == [-logit for logit in usual]
 
 
+def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it inherits would leave them out, where one row decodes alone on a GPU."""
+    monkeypatch.setattr(LlamaForCausalLM, "single_row", lambda *_: None)
+    made = checkpoints.make("llama", tmp_path)
+    path, config = made.folder / "config.json", json.loads((made.folder / "config.json").read_text())
+    reasons = []
+    for architecture in ("LlamaForCausalLM", "BackwardsLlamaForCausalLM"):
+        path.write_text(json.dumps({**config, "architectures": [architecture]}))
+        model = Rig(made.folder).replica._runner._whole_model
+        assert isinstance(model, LlamaForCausalLM)
+        reasons.append(model_reject_reason(model, model.layers[0]._attention._place))
+    assert reasons == [None, "this family computes what is around its layers in a way of its own"]
+
+
 def test_an_attention_backend(example: Path, tmp_path: Path) -> None:
     made = checkpoints.make("llama", tmp_path)
-    assert last_logits(made.folder, attention_backend="counting") == last_logits(made.folder)
+    usual = last_logits(made.folder, attention_backend="reference")  # which it counts the calls of
+    assert last_logits(made.folder, attention_backend="counting") == usual
     from quire_example.attention import CountingAttention
 
     assert CountingAttention.num_calls == checkpoints.SHAPE["num_hidden_layers"]

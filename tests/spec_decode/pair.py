@@ -17,7 +17,7 @@ import torch
 from quire import bundled
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.plan import Finished
+from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
@@ -28,14 +28,15 @@ from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared import columns
+from shared import columns, prompt_logprobs
 from shared.kv import block_hash
-from shared.pb.common.v1 import sampling_pb2
+from shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
 
 GREEDY = {"temperature": 0.0}
 EOS = (2, 0)
+READ_ONE = (pooling_pb2.POOLER_UNSPECIFIED, pooling_pb2.POOLER_LAST)  # token's hidden state: a prefix may be cached
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Answer:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # entries and rank, by token
+    prompt_logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # the same, by position
+    vector: list[float] = field(default_factory=list)  # of one that is pooled
     end: Finished | None = None
 
 
@@ -104,6 +107,7 @@ class Pair:
         constraint = sampling.pop("structured_output", None)
         family: Family | None = sampling.pop("family", None)
         adapter: str = sampling.pop("adapter", "")
+        pooling: pooling_pb2.PoolingParams | None = sampling.pop("pooling", None)
         params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
         tokens, root = columns.i32_bytes(list(prompt)), block_hash.root_hash()
         sequence = CoreSequence(
@@ -121,12 +125,16 @@ class Pair:
             family=family,
             grammar_id=self._prepare(constraint),
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
+            prompt_logprobs_from=prompt_logprobs.first_position(params),
+            samples_nothing=pooling is not None,
+            skip_reading_prefix_cache=pooling is not None and pooling.pooler not in READ_ONE,
             payload=Payload(
                 pb.SequenceParams(
                     sampling=params,
                     eos_token_ids=columns.u32_bytes(list(eos)),
                     bad_word_token_ids=bad_words,
                     adapter=adapter,
+                    pooling=pooling,
                 ).SerializeToString()
             ),
         )
@@ -242,15 +250,25 @@ class Pair:
                 self.answers[stream].tokens += [next(tokens) for _ in range(count)]
             if part.logprobs is not None:
                 self._collect_logprobs(part.logprobs)
+        for part in events.prompts:
+            self.answers[part.sequence.sequence_id].prompt_logprobs += _rows(part.entries)
+        for pooled in events.pooled:
+            assert not self.answers[pooled.sequence.sequence_id].vector
+            self.answers[pooled.sequence.sequence_id].vector = columns.f32(pooled.values).tolist()
         for finished in events.finished:
             assert self.answers[finished.sequence.sequence_id].end is None
             self.answers[finished.sequence.sequence_id].end = finished
 
-    def _collect_logprobs(self, found: Any) -> None:
-        entries = found.entries
-        start = 0
-        for i, stream in enumerate(found.sequence_ids.tolist()):
-            stop = start + int(entries.entry_counts[i])
-            row = entries.token_ids[start:stop].tolist(), entries.logprobs[start:stop].tolist(), int(entries.ranks[i])
+    def _collect_logprobs(self, found: LogprobColumns) -> None:
+        for stream, row in zip(found.sequence_ids.tolist(), _rows(found.entries), strict=True):
             self.answers[stream].logprobs.append(row)
-            start = stop
+
+
+def _rows(entries: Logprobs) -> list[tuple[list[int], list[float], int]]:
+    """Of each token: entries and rank."""
+    stops = np.cumsum(entries.entry_counts)
+    starts = stops - entries.entry_counts
+    return [
+        (entries.token_ids[start:stop].tolist(), entries.logprobs[start:stop].tolist(), int(rank))
+        for start, stop, rank in zip(starts.tolist(), stops.tolist(), entries.ranks, strict=True)
+    ]

@@ -21,7 +21,7 @@ from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.single_row import SingleRowProgram
+from services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
@@ -53,7 +53,7 @@ class GraphMaker:
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
         self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
-        reason = model.single_row(model.config, place)
+        reason = model_reject_reason(model, place)
         pdl = torch.cuda.get_device_capability() >= HOPPER
         self._single_row = None if reason else SingleRowProgram(model, place.shard, pdl=pdl)
         if reason:

@@ -113,9 +113,9 @@ class DecodeGraphs:
         return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True)
 
     def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """The same rows, a position on, which is a tenth of the work. (Block ids that the columns still hold are
-        written to the same places once more.)"""
-        if self._filled is None or len(new_blocks.ids):
+        """The same rows, a position on and a place on, which is a tenth of the work. (Block ids that the columns still
+        hold are written to the same places once more.)"""
+        if self._filled is None or inputs.begins_blocks or len(new_blocks.ids):
             return False
         last_graph, last = self._filled
         return graph is last_graph and inputs.follows == last > 0

@@ -3,7 +3,7 @@
 A family is a class in a file of its own, found by `registry`. It says how its config.json is read and what its layers
 are made of; the rest of the worker knows the face of CausalLM and never a layer's insides. What makes some models
 faster than one call a kernel is *offered*: `single_row` and `taped_functions` say what a family can do, and what
-runs it asks.
+runs it asks; not where a family that inherits them computes in another way what is around its layers.
 """
 
 from __future__ import annotations

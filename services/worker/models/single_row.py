@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from services.worker.layers.norm.rms_norm import RMSNorm
 from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.config.experts_config import ExpertsConfig
 
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
     from services.worker.lora.linear_adapters import LinearAdapters
-    from services.worker.models.causal_lm import CausalLM
     from services.worker.step.forward_batch import ForwardBatch
+
+
+def model_reject_reason(model: CausalLM, place: Placement) -> str | None:
+    """Why a model's steps of one token cannot run as a chain here, or None. Another package's family may inherit what
+    offers one, and compute something else around its layers."""
+    family = type(model)
+    if not (family.forward is CausalLM.forward and family.run is CausalLM.run and family.logits is CausalLM.logits):
+        return "this family computes what is around its layers in a way of its own"
+    return model.single_row(model.config, place)
 
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:

@@ -29,7 +29,7 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
         return f"runs on the CPU, not on {place.device.type}"
     if not (place.shard.is_whole and place.stage.is_whole):
         return "a tape has no collectives" if place.stage.is_whole else "a tape holds all layers of a model"
-    if not model.taped_functions:
+    if not model.taped_functions or type(model).forward is not CausalLM.forward:  # what is recorded is run()
         return "this family's forward pass cannot be recorded"
     adapting = ("add_low_rank", "embed_low_rank") if place.adapters else ()
     functions = (*model.taped_functions, *adapting)

@@ -24,12 +24,12 @@ def choose_coupled(ready: Ready, rows: DraftRows) -> Tensor:
 def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
     """The draft that the row is to confirm, if the rejection rule keeps it; by themselves choose greedy rows and those
     without one."""
-    chosen = ready.choose()
     if ready.choice.temperature is None:
-        return chosen
+        return ready.choose()
+    target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
+    chosen = ready.choose()
     following = upload(rows.following, chosen.device).long()
     drafts = following.clamp(min=0)
-    target = ready.choice.filtered(ready.logits, slice(None))
     proposed = None
     if rows.proposed is not None:
         proposed = target.clone()

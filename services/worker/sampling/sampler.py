@@ -97,7 +97,7 @@ class Plain:
 class Ready:
     """Rows before their choice."""
 
-    logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come
+    logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come; a choice may overwrite them
     positions: Positions
     _bindings: _Bindings
     _logprob_source: Tensor | None  # what log-probabilities are taken from; None: no row asked for any

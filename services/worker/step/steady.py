@@ -66,14 +66,14 @@ class _Run:
         """See Steady.follow()."""
         table, last = self._table, self.last
         mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, columns.u32(plan.new_block_ids)
-        seq_lens, num_blocks = last.seq_lens + 1, last.num_blocks
+        seq_lens, num_blocks, begins_blocks = last.seq_lens + 1, last.num_blocks, False
         if self._num_followed == self._next_growth or len(ids):
             growing = np.flatnonzero(self._room == self._num_followed)
             slots, places = last.slots[growing], (last.seq_lens[growing] // table.block_size).astype(np.intp)
             found = table.grow(plan, slots, places)
             if found is None:
                 return None
-            new_blocks = found
+            new_blocks, begins_blocks = found, len(growing) > 0
             for group in range(table.num_groups):
                 in_group = table.block_table[slots, group * table.width + places]
                 mapping[group * last.num_rows + growing] = in_group * table.block_size
@@ -99,5 +99,6 @@ class _Run:
             rows_changed=False,
             number=next(NUMBERS),
             follows=last.number,
+            begins_blocks=begins_blocks,
         )
         return self.last, new_blocks

@@ -40,6 +40,9 @@ class StepInputs:
     number: int = field(default=0, compare=False)  # of the step, never used twice in a process; 0: it has none
     # Number of the step whose rows these are again, each one position on; 0: they are laid out anew.
     follows: int = field(default=0, compare=False)
+    # Of such a step: some rows begin a block, new or not (who drafts has blocks ahead of time), so that their KV goes
+    # elsewhere than to the next place.
+    begins_blocks: bool = field(default=False, compare=False)
     # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
     ended_slots: Rows = field(default_factory=lambda: NO_SLOTS)
     lags: Lags | None = None  # of states; None: they are up to date, and no token is a draft

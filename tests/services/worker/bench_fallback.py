@@ -80,6 +80,7 @@ def main() -> None:
         rig = Rig(
             made.folder,
             record_logits=False,
+            attention_backend="reference",
             dtype=arguments.dtype,
             block_size=16,
             num_blocks=4096,

@@ -1,4 +1,4 @@
-"""A replica on the CPU and a paper scheduler in front of it, with the logits of every step on record."""
+"""A replica on the CPU, as users get it, and a paper scheduler in front of it; logits of every step are on record."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Rig:
 
     @staticmethod
     def settings(folder: Path, **settings: Any) -> WorkerSettings:
-        """Those given, and the rig's."""
+        """Those given, and the rig's; else what workers do by themselves: compiled kernels, a tape if that can be."""
         values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
-        return WorkerSettings(model=str(folder), **{"attention_backend": "reference", **values, **settings})
+        return WorkerSettings(model=str(folder), **(values | settings))
 
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None

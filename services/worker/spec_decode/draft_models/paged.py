@@ -50,12 +50,13 @@ class Passes:
 
     def drafts(self, slots: Rows, starts: I32, counts: I32) -> Iterator[ForwardBatch]:
         """One token of each of `slots` after the other, the first at position `starts`: as many passes as the longest
-        draft needs. Token ids are left out. A slot with its `counts` tokens done goes on into the null block."""
+        draft needs. Token ids are left out. A slot with its `counts` tokens done goes on into the null block, as a
+        token of position 0: positions behind its last may be some that the model has nothing for."""
         num_turns = int(counts.max(initial=0))
         turns = np.arange(num_turns, dtype=np.int32)[:, None]
-        positions = starts + turns  # [num_turns, num_slots]
         written = turns < counts
-        mapping = np.where(written, self._mapping(slots, np.where(written, positions, 0)), 0)
+        positions = np.where(written, starts + turns, 0)  # [num_turns, num_slots]
+        mapping = np.where(written, self._mapping(slots, positions), 0)
         ends = np.where(written, positions + 1, starts + counts)
         query_start = np.arange(len(slots) + 1, dtype=np.int32)
         attention = self._attention(slots, starts + counts, query_start, longest_query=1)

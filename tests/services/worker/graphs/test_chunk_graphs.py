@@ -22,7 +22,7 @@ from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
 from tests.services.worker.models.test_logits import MAX_ERROR, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -85,7 +85,7 @@ def use_chunk_graphs(
 
 
 def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
-    rig = Rig(made.folder, record_logits=False, num_blocks=400)
+    rig = plain_rig(made, record_logits=False, num_blocks=400)
     return rig, use_chunk_graphs(rig.replica, SHAPES)
 
 
@@ -99,7 +99,7 @@ def test_random_work_samples_the_same_tokens(
     made in graphs, too."""
     made = checkpoint(family)
     rig, seen = chunk_rig(made)
-    rigs = [rig, Rig(made.folder, num_blocks=400)]
+    rigs = [rig, plain_rig(made, num_blocks=400)]
     choose = random.Random(6)
     free, pending, num_steps = set(range(8)), {}, 150
     for _ in range(num_steps):
@@ -148,7 +148,7 @@ def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> Non
     """A larger graph has room for them; with yet more, or with too many tokens, the step is launched as ever."""
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
-    rigs = [rig, Rig(made.folder)]
+    rigs = [rig, plain_rig(made)]
     tokens = prompt(120, 3)
     run_both(rigs, [New(0, tokens)], {0: 120})
     assert seen.num_forwards == 0
@@ -168,7 +168,7 @@ def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> Non
 @pytest.mark.parametrize("most_tokens", [4, 8, 3])
 def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
     made = checkpoint("llama")
-    rigs = [Rig(made.folder, record_logits=False), Rig(made.folder)]
+    rigs = [plain_rig(made, record_logits=False), plain_rig(made)]
     seen = use_chunk_graphs(rigs[0].replica, SHAPES, most_tokens)
     for slot, num_tokens in enumerate((3, 7, 13)):
         before = seen.num_forwards
@@ -180,7 +180,7 @@ def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(check
 def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
-    rigs = [rig, Rig(made.folder)]
+    rigs = [rig, plain_rig(made)]
     biased = sampling_pb2.SamplingParams(temperature=0.0, logit_bias={7: 50.0}, logprobs=2)
     run_both(rigs, [New(0, prompt(12), sampling=biased)], {0: 5})
     run_both(rigs, [], {0: 4})
@@ -196,7 +196,7 @@ def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Ma
 def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, seen = chunk_rig(made)
-    rigs = [rig, Rig(made.folder)]
+    rigs = [rig, plain_rig(made)]
     run_both(
         rigs, [New(0, prompt(9), sampling=sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=1))], {0: 9}
     )

@@ -21,9 +21,10 @@ from services.worker.graphs.recorded_steps import RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.sampling.choice import PlainChoice
+from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.plans import New
+from tests.services.worker.plans import New, ids_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
@@ -75,10 +76,15 @@ class Copying(SharedMemory):
         return super().download([tensor.clone() for tensor in tensors])
 
 
-def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
+def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
+    """Its attention is what takes the decodes of graphs on the CPU, too."""
+    return Rig(made.folder, attention_backend="reference", **settings)
+
+
+def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tuple[Rig, CheckedAttention]:
     attention = CheckedAttention()
     with mock.patch("services.worker.building.site.choose_attention", return_value=attention):
-        rig = Rig(made.folder, record_logits=False, num_blocks=400)
+        rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
     runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
@@ -113,7 +119,7 @@ def run_both(rigs: list[Rig], *step: Any) -> None:
 def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> None:
     """Admissions, chunks, cached prompts, pauses, releases, slots and blocks used again."""
     made = checkpoint(family)
-    rigs = [graph_rig(made)[0], Rig(made.folder, num_blocks=400)]
+    rigs = [graph_rig(made)[0], plain_rig(made, num_blocks=400)]
     choose = random.Random(5)
     free, pending = set(range(8)), {}
     for _ in range(150):
@@ -139,7 +145,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> N
 def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One addition on the device stands for it, until a row needs a block; blocks here have four positions."""
     made = checkpoint("llama")
-    rigs = [graph_rig(made)[0], Rig(made.folder)]
+    rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
     graphs = rigs[0].replica._runner._graphs
     fill = graphs._fill
@@ -154,11 +160,38 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
     assert rigs[0].tokens(2) == rigs[1].tokens(2)
 
 
+def begin_with_room(rig: Rig, tokens: dict[int, list[int]], num_blocks: int) -> None:
+    """The first step names more blocks of each slot than its prompt needs, as before drafts; not in order."""
+    new = [New(slot, prompt) for slot, prompt in tokens.items()]
+    plan = rig.scheduler.plan(new, {slot: len(prompt) for slot, prompt in tokens.items()})
+    for _ in range(num_blocks):
+        for row in rig.scheduler.rows.values():
+            row.blocks.append(rig.scheduler.take_block())
+    blocks = {slot: [block for position in rig.blocks(slot) for block in ids_of(position)] for slot in tokens}
+    plan.new_block_slots = columns.u32_bytes([slot for slot, ids in blocks.items() for _ in ids])
+    plan.new_block_ids = columns.u32_bytes([block for ids in blocks.values() for block in ids])
+    rig.scheduler.take(rig.execute(plan))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
+@torch.inference_mode()
+def test_a_block_that_came_long_ago_begins_where_it_lies(checkpoint: Make, family: str) -> None:
+    """Workers that draft have blocks ahead of time: a step without drafts goes on there, and no plan says so."""
+    made = checkpoint(family)
+    drafting = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
+    graphs, calm = graph_rig(made, **drafting)[0], plain_rig(made, num_blocks=400, **drafting)
+    for rig in (graphs, calm):
+        begin_with_room(rig, {0: [5, 6, 7, 8, 9], 2: [3, 4, 5, 6, 7]}, num_blocks=3)
+    for _ in range(11):
+        run_both([graphs, calm])
+    assert graphs.tokens(0) == calm.tokens(0)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
 @torch.inference_mode()
 def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make, family: str) -> None:
     made = checkpoint(family)
-    rigs = [graph_rig(made)[0], Rig(made.folder, num_blocks=400)]
+    rigs = [graph_rig(made)[0], plain_rig(made, num_blocks=400)]
     tokens = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(8)]
     run_both(rigs, [New(0, tokens)], {0: 8})
     for rig in rigs:
@@ -173,7 +206,7 @@ def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypat
     monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 16)
     made = checkpoint("llama")
     rig, attention = graph_rig(made, shared=True)
-    calm = Rig(made.folder)
+    calm = plain_rig(made)
     head = [random.Random(2).randrange(VOCAB_SIZE) for _ in range(16)]
     run_both([rig, calm], [New(0, [*head, 1])], {0: 17})
     later = {slot: [*head, 2 * slot, 3] for slot in range(1, 7)}

@@ -11,7 +11,7 @@ import torch
 
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
-from shared.pb.common.v1.pooling_pb2 import POOLER_MEAN, PoolingParams
+from shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_MEAN, POOLER_STEP, PoolingParams
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import SHAPE, Checkpoint
 from tests.services.worker.heads.test_pooling import pooled
@@ -53,6 +53,28 @@ def test_another_vector_may_be_asked_for_and_one_who_has_no_classifier_says_so(t
     assert np.abs(pooled(rig)[0] - wanted).max() < 2e-5
     rig.step([New(1, tokens, pooling=PoolingParams())], {1: 12})
     assert len(pooled(rig)[1]) == SHAPE["hidden_size"]
+
+
+@pytest.mark.parametrize("chunks", [[12], [5, 1, 6]])
+def test_single_tokens_are_classified_each(tmp_path: Path, chunks: list[int]) -> None:
+    """From whatever steps compute them, beside others."""
+    made = checkpoints.make("llama", tmp_path, classifies=True, num_labels=4, pad_token_id=0)
+    rig, tokens, tag = Rig(made.folder), prompt(12), 7
+    tokens[2] = tokens[9] = tag
+    asked = [
+        PoolingParams(pooler=POOLER_ALL, classify=True),
+        PoolingParams(pooler=POOLER_STEP, step_tag_id=tag, classify=True),
+        PoolingParams(),
+    ]
+    new = [New(slot, tokens, pooling=params) for slot, params in enumerate(asked)]
+    for i, count in enumerate(chunks):
+        rig.step(new if i == 0 else [], dict.fromkeys(range(3), count))
+    with torch.inference_mode():
+        states = made.model.model(torch.tensor([tokens])).last_hidden_state[0]
+        wanted = (states @ made.model.score.weight.T).numpy()
+    places = [place for place, token in enumerate(tokens) if token == tag]
+    assert np.abs(pooled(rig)[0] - wanted.flatten()).max() < 2e-5
+    assert np.abs(pooled(rig)[1] - wanted[places].flatten()).max() < 2e-5
 
 
 def test_models_that_go_on_have_none(checkpoint: Any) -> None:

@@ -67,12 +67,15 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-tied"])
+both_ways = pytest.mark.parametrize("backend", ["reference", "auto"])  # kernel by kernel, and as a tape
+
+
+@both_ways
 @pytest.mark.parametrize("chunks", [[23], [1, 9, 12, 1], [22, 1]])
-def test_vectors_are_those_of_the_hidden_states(checkpoint: Make, family: str, chunks: list[int]) -> None:
+def test_vectors_are_those_of_the_hidden_states(checkpoint: Make, backend: str, chunks: list[int]) -> None:
     """The state of a prompt is carried from step to step."""
-    made = checkpoint(family)
-    rig = Rig(made.folder, max_num_batched_tokens=256)
+    made = checkpoint("llama" if backend == "auto" else "qwen3-tied")
+    rig = Rig(made.folder, max_num_batched_tokens=256, attention_backend=backend)
     prompts = [prompt(23, seed=slot) for slot in range(len(ALL))]
     new = [New(slot, prompts[slot], pooling=ALL[slot]) for slot in range(len(ALL))]
     for i, count in enumerate(chunks):
@@ -104,7 +107,7 @@ def run_beside(rig: Rig, *, with_pooling: bool, num_steps: int = 8) -> dict[int,
     return found
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
+@both_ways
 def test_a_mixed_step_gives_vectors_and_leaves_tokens_as_they_were(checkpoint: Make, backend: str) -> None:
     """Kernel by kernel and, with the compiled kernels, as a tape."""
     made = checkpoint("qwen3-tied")
@@ -244,7 +247,7 @@ def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
     assert failure.error.code == finish_pb2.ERROR_CODE_INTERNAL
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
+@both_ways
 @pytest.mark.parametrize("chunks", [[17], [5, 1, 11]])
 def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int], backend: str) -> None:
     """All of them, or those of an id: whatever steps compute them, beside others, kernel by kernel or as a tape."""

@@ -48,10 +48,12 @@ def check(positions: list[Any], made: Checkpoint, tokens: list[int], first: int,
         assert rank == int((row >= row[token]).sum())
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("chunks", [[23], [1, 1, 9, 12], [22, 1]])
-def test_every_position_comes_once(checkpoint: Make, chunks: list[int]) -> None:
+def test_every_position_comes_once(checkpoint: Make, chunks: list[int], backend: str) -> None:
+    """Kernel by kernel and, with the compiled kernels, as a tape."""
     made, tokens = checkpoint("qwen3-tied"), prompt(23)
-    rig = Rig(made.folder)
+    rig = Rig(made.folder, attention_backend=backend)
     other = New(1, prompt(9, seed=5))
     positions = []
     for i, count in enumerate(chunks):

@@ -23,7 +23,7 @@ from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head
 from tests.services.worker.models.test_logits import Make, prompt
@@ -52,7 +52,7 @@ class AsRecorded(Repeater):
 
 def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, ChunkGraphs]:
     """As on a GPU: memory of its own, recordings of steps with adapters and without."""
-    rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
+    rig = plain_rig(made, record_logits=False, num_blocks=400, **settings)
     replica = rig.replica
     runner, limits, table = replica._runner, replica.limits, replica._table
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
@@ -91,7 +91,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
         if name
     }
     rig, decodes, chunks = recorded_rig(made, lora=folders)
-    rigs = [rig, Rig(made.folder, num_blocks=400, lora=folders)]
+    rigs = [rig, plain_rig(made, num_blocks=400, lora=folders)]
     choose = random.Random(3)
     free, pending = set(range(8)), {}
     for step in range(150):
@@ -123,7 +123,7 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) 
         for seed, name in enumerate("abc")
     ]
     settings = {"lora_folders": [str(tmp_path)], "max_loras": 2}
-    rigs = [recorded_rig(made, **settings)[0], Rig(made.folder, num_blocks=400, **settings)]
+    rigs = [recorded_rig(made, **settings)[0], plain_rig(made, num_blocks=400, **settings)]
 
     def load(folder: Path) -> AdapterId:
         read = peft_folder.read("x", folder)

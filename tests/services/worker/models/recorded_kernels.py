@@ -43,7 +43,7 @@ from services.worker.lora.adapters import Adapters
 from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
-from services.worker.models.single_row import SingleRowProgram
+from services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import SlotTable
@@ -118,7 +118,7 @@ def record_all(settings: WorkerSettings) -> None:
     model.finish()
     shape = block_shape(spec, config.num_layers, place.dtype)
     caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
-    single_row = None if model.single_row(config, place) else SingleRowProgram(model, pdl=True)
+    single_row = None if model_reject_reason(model, place) else SingleRowProgram(model, pdl=True)
 
     def logits(batch: ForwardBatch) -> Tensor:
         if single_row is not None and batch.token_ids.size(0) == 1:

@@ -70,9 +70,19 @@ def test_chunked_prefill(checkpoint: Make, family: str) -> None:
 @families
 @block_sizes
 def test_mixed_batches(checkpoint: Make, family: str, block_size: int) -> None:
-    """Prefills, chunks, decodes and slots that sit out, side by side."""
     made = checkpoint(family)
-    rig = Rig(made.folder, block_size=block_size)
+    check_mixed_batches(Rig(made.folder, block_size=block_size), made)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-windows", "gpt-oss", "deepseek-v2"])
+def test_mixed_batches_kernel_by_kernel(checkpoint: Make, family: str) -> None:
+    """With attention in plain torch, which no tape takes: what there is where the compiled kernels are not."""
+    made = checkpoint(family)
+    check_mixed_batches(Rig(made.folder, attention_backend="reference"), made)
+
+
+def check_mixed_batches(rig: Rig, made: Checkpoint) -> None:
+    """Prefills, chunks, decodes and slots that sit out, side by side."""
     rig.step([New(2, prompt(9, 2)), New(0, prompt(30, 1))], {0: 12, 2: 9})
     rig.step([New(5, prompt(17, 3))], {0: 12, 5: 17})
     rig.step(counts={0: 6, 2: 0})

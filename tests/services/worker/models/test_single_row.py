@@ -35,7 +35,12 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
     monkeypatch.setattr("kernels.triton.single_row.row_experts.ROW", RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
-    rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
+    rig = Rig(
+        made.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        attention_backend="reference",
+        cuda_graphs=False,
+    )
     runner = rig.replica._runner
     chain = single_row.SingleRowProgram(runner._model, pdl=torch.cuda.is_available())
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
@@ -63,7 +68,13 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         made, tmp_path / "some", seed=2, rank=7, wanted=lambda name: name.endswith(("v_proj", "up_proj"))
     )
     lora = {"whole": str(whole.folder), "some": str(some.folder)}
-    rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False, lora=lora)
+    rig = Rig(
+        made.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        attention_backend="reference",
+        cuda_graphs=False,
+        lora=lora,
+    )
     model, rows = rig.replica._runner._model, rig.replica.adapters.step
     chain, forward, head = (
         single_row.SingleRowProgram(model, pdl=torch.cuda.is_available()),

@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.families.llama import LlamaForCausalLM
 from services.worker.models.taped import TapedModel
 from shared.pb.common.v1 import sampling_pb2
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.models.test_logits import MAX_ERROR
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -80,3 +83,14 @@ def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
         assert not isinstance(rig.replica._runner._model, TapedModel)
         rig.step([New(0, [1, 2, 3])], {0: 3})
         assert len(rig.tokens(0)) == 4
+
+
+@torch.inference_mode()
+def test_a_family_with_a_forward_pass_of_its_own_is_called(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package's may inherit what a tape can record, and do something else with it."""
+    made, tokens = checkpoint("llama"), [1, 2, 3]
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *given: -CausalLM.forward(*given), raising=False)
+    rig = Rig(made.folder)
+    rig.step([New(0, tokens)], {0: 3})
+    assert not isinstance(rig.replica._runner._model, TapedModel)
+    assert (rig.logits[0][0] + made.logits(tokens)[-1]).abs().max() < MAX_ERROR

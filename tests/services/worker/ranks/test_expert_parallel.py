@@ -85,7 +85,7 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
 
 def experts_held(rig: Rig) -> list[int]:
     """By layer."""
-    layers = rig.replica._runner._model.sparse_layers
+    layers = rig.replica._runner._whole_model.sparse_layers
     return [len(layer.experts.here) for layer in layers]
 
 

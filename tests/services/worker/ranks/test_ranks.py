@@ -25,7 +25,6 @@ from services.worker.ranks.seat import ALONE, Seat
 from services.worker.ranks.wire import fingerprint
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.engine.test_engine import Inbox, NoObserver, no_grammars
 from tests.services.worker.heads.test_pooling import ALL
@@ -36,22 +35,9 @@ from tests.services.worker.rig import Rig
 Make = Callable[[str], Checkpoint]
 
 
-def settings_of(folder: Path) -> WorkerSettings:
-    """As Rig's."""
-    return WorkerSettings(
-        model=str(folder),
-        dtype="float32",
-        block_size=4,
-        num_blocks=128,
-        max_num_seqs=8,
-        threads=1,
-        attention_backend="reference",
-    )
-
-
 def build(folder: Path, _seat: Seat) -> RankReplica:
     """All ranks have the whole model: nothing is sharded."""
-    return RankReplica(build_replica(settings_of(folder)), FollowedGrammars(no_grammars()))
+    return RankReplica(build_replica(Rig.settings(folder)), FollowedGrammars(no_grammars()))
 
 
 @pytest.fixture

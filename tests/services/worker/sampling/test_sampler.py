@@ -31,12 +31,13 @@ class Bench:
 
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
+    num_slots: int = NUM_SLOTS
+    packages: tuple[str, ...] = ()
     lengths: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ops = kernels.load("cpu", ("kernels.reference",))
-        device = torch.device("cpu")
-        self.sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, self.max_logprobs, ops, device, logprobs_mode=self.logprobs_mode)
+        ops, device, mode = kernels.load("cpu", self.packages), torch.device("cpu"), self.logprobs_mode
+        self.sampler = Sampler(self.num_slots, VOCAB_SIZE, self.max_logprobs, ops, device, logprobs_mode=mode)
 
     def admit(self, slot: int, prompt: list[int] | None = None, output: list[int] | None = None, **fields: Any) -> None:
         prompt, output = prompt or [0], output or []

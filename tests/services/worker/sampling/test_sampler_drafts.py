@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import cpu
+from kernels.reference.sampling.sampling import filtered
+from services.worker.sampling.accept import choose_by_rejection
 from services.worker.sampling.component import Positions
+from services.worker.spec_decode.drafts import DraftRows, Drafts
 from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE, Bench
 
 PROMPT = [4, 5, 1]
@@ -84,3 +88,27 @@ def test_rows_behind_drafts_are_those_of_single_tokens(features: dict[str, Any],
             assert torch.equal(row, expected)
         one_at_a_time(single, slot, drafts[: accepted[slot]])
     assert torch.equal(single.logits(), drafting.logits()), "what was refused must leave nothing behind"
+
+
+@pytest.mark.parametrize("package", ["kernels.cpu", "kernels.reference"])
+@pytest.mark.parametrize("sampling", [{"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1}, {}], ids=str)
+def test_the_rejection_rule_reads_logits_before_they_are_overwritten(sampling: dict[str, Any], package: str) -> None:
+    """Temperature and filters count once: tokens come as often as the slots' distribution says."""
+    if package == "kernels.cpu" and cpu.unavailable():
+        pytest.skip(cpu.unavailable() or "")
+    temperature, count = 0.6, 4000
+    bench = Bench(num_slots=count, packages=tuple(dict.fromkeys((package, "kernels.reference"))))
+    for slot in range(count):
+        bench.admit(slot, temperature=temperature, seed=slot, **sampling)
+    slots, one_each = np.arange(count), np.ones(count, dtype=np.int32)
+    rows = DraftRows.of(slots, one_each, Drafts(slots, one_each, np.full(count, 3, dtype=np.int32)))
+    positions = np.tile(np.array([1, 2], dtype=np.int32), count)
+    logits = LOGITS.expand(2 * count, VOCAB_SIZE).clone()
+    at = Positions(positions, torch.from_numpy(positions), torch.from_numpy(rows.ahead))
+    chosen = choose_by_rejection(bench.sampler.process(logits, np.repeat(slots, 2), at), rows)[::2]
+    columns = {name: torch.tensor([value]) for name, value in sampling.items()}
+    wanted = filtered(
+        LOGITS[None], torch.tensor([temperature]), *(columns.get(name) for name in ("top_k", "top_p", "min_p"))
+    )
+    shares = torch.bincount(chosen.long(), minlength=VOCAB_SIZE) / count
+    assert float((shares - wanted[0].softmax(0)).abs().sum()) / 2 < 0.03
