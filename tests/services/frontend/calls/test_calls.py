@@ -95,14 +95,14 @@ async def test_an_answer_over_grpc(folder: Path, lines: Lines) -> None:
 
 
 async def test_who_leaves_and_who_is_late(folder: Path, lines: Lines) -> None:
-    script = ScriptedScheduler(count_up, step_s=0.01)
+    script = ScriptedScheduler(count_up, step_s=0.02)
     async with scheduler(script), running(folder, script.address) as frontend:
         long = pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=500, ignore_eos=True))
         call = frontend.inference.Generate(long)
         await anext(aiter(call))
         call.cancel()
         with pytest.raises(grpc.aio.AioRpcError):
-            async for _ in frontend.inference.Generate(long, timeout=1):
+            async for _ in frontend.inference.Generate(long, timeout=3):
                 pass
         body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
         async with frontend.http.stream("POST", "/v1/completions", json=body) as reply:
@@ -166,6 +166,7 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
     settings: Any = {"api_key": "secret", "limits": {"max_tools": 2}}
     key = [("authorization", "Bearer secret")]
     many = pb.ChatRequest(tools=[pb.Tool(name="f")] * 3)
+    num_refused = 0
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         garbage = frontend.channel.unary_stream("/quire.inference.v1.InferenceService/Generate")
         for method, sent, metadata in (
@@ -175,6 +176,10 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
         ):
             with pytest.raises(grpc.aio.AioRpcError):
                 await anext(aiter(method(sent, metadata=metadata)))
+            num_refused += 1
+            async with asyncio.timeout(60):  # who is refused hears of it before the line is written
+                while len(lines) < num_refused:
+                    await asyncio.sleep(0.005)
         counted = (await frontend.http.get("/metrics", headers={"authorization": "Bearer secret"})).text
     told = [(line["route"], line["status"], line.get("error"), line.get("field")) for line in lines]
     assert told == [

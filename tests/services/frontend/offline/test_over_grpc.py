@@ -146,7 +146,7 @@ async def test_what_is_wrong_is_named(
             with pytest.raises(error) as found:
                 await ask(client)
         assert said in str(found.value)
-        assert names(tmp_path) == []
+        await until_nothing(tmp_path)
 
 
 def begin(num_bytes: int) -> pb.UploadFileRequest:
@@ -308,6 +308,8 @@ async def test_calls_are_counted_by_their_methods(talking_model: Path, tmp_path:
             await client.files.content(file.id)
             with pytest.raises(NotFound):
                 await client.batches.retrieve(BATCH_ID)
+        # An error is read before it is counted.
+        await frontend.until_metric("quire_frontend_grpc_requests_total{code=NOT_FOUND,method=GetBatch}", 1)
         counted = metrics_of(frontend)
     assert counted[("UploadFile", "OK")] == counted[("DownloadFile", "OK")] == counted[("GetBatch", "NOT_FOUND")] == 1
 
