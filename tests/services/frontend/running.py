@@ -72,19 +72,9 @@ class Running:
 
     async def until_idle(self, **shown: str) -> None:
         """Until no call has a place: an answer is read a moment before its place is given back. `shown`: headers."""
-        await self.until_load(0, **shown)
-
-    async def until_load(self, count: int, **shown: str) -> None:
-        """Until so many places are taken."""
         async with asyncio.timeout(60):
-            while (await self.http.get("/load", headers=shown)).json() != {"server_load": count}:
+            while (await self.http.get("/load", headers=shown)).json() != {"server_load": 0}:
                 await asyncio.sleep(0.005)
-
-    async def until_metric(self, name: str, value: float) -> None:
-        """Until it has been counted: over gRPC an error is read a moment before that."""
-        async with asyncio.timeout(60):
-            while (await self.metrics()).get(name) != value:
-                await asyncio.sleep(0.01)
 
     @property
     def live(self) -> list[Sequence]:

@@ -45,7 +45,6 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
         reply = await frontend.http.post("/v1/completions", json={"prompt": ["a", "b"]})
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await read(frontend, pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=2)))
-        await frontend.until_load(2)  # who is refused over gRPC hears of it before the place is free
         metrics = await frontend.metrics()
         script.resume()
         await asyncio.gather(*inside)
@@ -58,6 +57,21 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
     assert retry.retry_delay.ToMilliseconds() == 1500
     assert metrics["vllm:admission_rejections_total{reason=max_inflight_requests}"] == 2
     assert metrics["quire_frontend_inflight_requests"] == 2
+
+
+async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: Path) -> None:
+    """Its place is free, and the refusal counted, when it hears of it."""
+    script = ScriptedScheduler(count_up)
+    wrong = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, temperature=-1))
+    right = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, max_tokens=1))
+    refusals = "quire_frontend_grpc_requests_total{code=INVALID_ARGUMENT,method=Generate}"
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=3) as frontend:
+        for number in range(10):
+            with pytest.raises(grpc.aio.AioRpcError, match="temperature must be"):
+                await read(frontend, wrong)
+            assert frontend.frontend.door.admission.num_samples == 0
+            assert (await frontend.metrics())[refusals] == number + 1
+            assert len(await read(frontend, right)) == 3
 
 
 async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:

@@ -16,7 +16,9 @@ from services.frontend.access.access import Access
 from services.frontend.calls import calls
 from services.frontend.calls.admission import Admission
 from services.frontend.calls.calls import Calls
+from services.frontend.grpc_edge.errors import answering
 from services.frontend.input_processor.processor import InputProcessor
+from shared.errors import InvalidArgument
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1.sampling_pb2 import SamplingParams
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -166,7 +168,6 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
     settings: Any = {"api_key": "secret", "limits": {"max_tools": 2}}
     key = [("authorization", "Bearer secret")]
     many = pb.ChatRequest(tools=[pb.Tool(name="f")] * 3)
-    num_refused = 0
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         garbage = frontend.channel.unary_stream("/quire.inference.v1.InferenceService/Generate")
         for method, sent, metadata in (
@@ -176,10 +177,6 @@ async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(f
         ):
             with pytest.raises(grpc.aio.AioRpcError):
                 await anext(aiter(method(sent, metadata=metadata)))
-            num_refused += 1
-            async with asyncio.timeout(60):  # who is refused hears of it before the line is written
-                while len(lines) < num_refused:
-                    await asyncio.sleep(0.005)
         counted = (await frontend.http.get("/metrics", headers={"authorization": "Bearer secret"})).text
     told = [(line["route"], line["status"], line.get("error"), line.get("field")) for line in lines]
     assert told == [
@@ -216,6 +213,30 @@ async def test_a_fault_is_told_with_its_request_and_answered(
         assert (await frontend.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
     faults = [record for record in caplog.records if record.exc_info and record.exc_info[0] is ZeroDivisionError]
     assert [record.values["request"] for record in faults] == ["mine", "other"]  # type: ignore[attr-defined]
+
+
+class NoMetadata:
+    """As much of a call's context as is looked at."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("wrong"), ZeroDivisionError("a fault of ours")])
+async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is_told(
+    lines: Lines, error: Exception
+) -> None:
+    metrics, heard = FrontendMetrics("m", 100), list[tuple[int, list[str]]]()
+    admission = Admission(1, 1, 1, metrics)
+    each = Calls(admission, Access((), metrics, time.monotonic), metrics.calls)
+
+    async def end(*_: object) -> None:
+        heard.append((admission.num_samples, [line["status"] for line in lines]))
+
+    async with answering("Generate", NoMetadata(), metrics, each, end) as call:  # type: ignore[arg-type]
+        call.lease.take(1, 0)
+        raise error
+    assert heard == [(0, ["INVALID_ARGUMENT" if isinstance(error, InvalidArgument) else "INTERNAL"])]
 
 
 async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
