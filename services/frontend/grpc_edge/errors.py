@@ -102,8 +102,8 @@ async def answering(
     calls: Calls,
     end: Callable[[Context, QuireError], Awaitable[None]] = abort,
 ) -> AsyncIterator[Call]:
-    """Around a call, or a request of a stream of them: counts and logs how it ended, and gives its place back, before its
-    client hears of the error raised inside, who may come again at once."""
+    """Around a call, or a request of a stream of them: counts and logs how it ended, and gives its place back; then its
+    client hears of the error raised inside, and may come again at once."""
     code, told = grpc.StatusCode.CANCELLED, None
     with calls.begin() as call:
         try:
