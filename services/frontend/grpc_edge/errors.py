@@ -102,9 +102,9 @@ async def answering(
     calls: Calls,
     end: Callable[[Context, QuireError], Awaitable[None]] = abort,
 ) -> AsyncIterator[Call]:
-    """Around a call, or a request of a stream of them: ends it with the error raised inside, counts and logs how it
-    ended."""
-    code = grpc.StatusCode.CANCELLED
+    """Around a call, or a request of a stream of them: counts and logs how it ended, and gives its place back; then its
+    client hears of the error raised inside, and may come again at once."""
+    code, told = grpc.StatusCode.CANCELLED, None
     with calls.begin() as call:
         try:
             metadata = metadata_of(context.invocation_metadata())
@@ -114,12 +114,17 @@ async def answering(
             yield call
             code = grpc.StatusCode.OK
         except QuireError as error:
-            code, call.error = transport(error).grpc_code, error
-            await end(context, error)
+            code, call.error, told = transport(error).grpc_code, error, error
         except Exception as fault:
             code, call.error = grpc.StatusCode.INTERNAL, Internal(type(fault).__name__)
+            told = Internal("internal error")
             log.exception("a call failed", method=method, request=call.id)
-            await end(context, Internal("internal error"))
         finally:
             call.route, call.status = "" if method in UNLOGGED else method, code.name
             metrics.grpc_requests.labels(method, code.name).inc()
+    if told is None:
+        return
+    try:
+        await end(context, told)
+    finally:
+        del told  # whose traceback leads back here

@@ -15,12 +15,14 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.frontend.main import Frontend
+from services.frontend.scheduler_client.sequence import Sequence
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.process.lifecycle import Shutdown
 from shared.rpc.admin_pass import AdminPass
 from shared.settings import FrontendSettings
 from tests.admin import Admin, calling
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 
 # Of clients that speak plain HTTP: one of their own would read all certificates of this machine each time.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -36,6 +38,7 @@ class Running:
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
     admin: Admin
+    name: str
 
     @property
     def url(self) -> str:
@@ -73,6 +76,41 @@ class Running:
             while (await self.http.get("/load", headers=shown)).json() != {"server_load": 0}:
                 await asyncio.sleep(0.005)
 
+    @property
+    def live(self) -> list[Sequence]:
+        """Of all sessions."""
+        return [sequence for session in self.frontend.core.client._sessions for sequence in session.live.values()]
+
+    def has_heard(self, script: ScriptedScheduler) -> bool:
+        """Whether every token that the script has said has come here."""
+        live = {
+            (session.epoch, sequence_id): len(sequence.tokens)
+            for session in self.frontend.core.client._sessions
+            for sequence_id, sequence in session.live.items()
+        }
+        return all(
+            live.get((script.epoch, sequence.id), sequence.num_outputs) == sequence.num_outputs
+            for session in script.sessions
+            if session.hello.frontend_id == self.name
+            for sequence in session.running.values()
+        )
+
+    async def until_heard(self, script: ScriptedScheduler) -> None:
+        """By then the script is to be paused."""
+        async with asyncio.timeout(60):
+            while not self.has_heard(script):
+                await asyncio.sleep(0.005)
+
+    def keep_in_step(self, script: ScriptedScheduler) -> None:
+        """The script says nothing new before its last words have been taken by whoever writes them to their client:
+        none are merged, however long this process stands still."""
+        script.is_heard = lambda: self.has_heard(script) and not self.has_news
+
+    @property
+    def has_news(self) -> bool:
+        """Which nobody has taken yet."""
+        return any(getattr(sequence.sink, "_posted", False) for sequence in self.live)
+
     async def metrics(self) -> dict[str, float]:
         """Sample name and labels (but for model and engine) to value."""
         page = (await self.http.get("/metrics")).text
@@ -100,8 +138,8 @@ async def running(
         "connections": {"idle_s": 60},
         **settings,
     }
-    shutdown = Shutdown()
-    frontend = Frontend(FrontendSettings(**values), shutdown)
+    shutdown, asked = Shutdown(), FrontendSettings(**values)
+    frontend = Frontend(asked, shutdown)
     task = asyncio.create_task(_serve(frontend))
     try:
         async with (
@@ -109,7 +147,7 @@ async def running(
             grpc.aio.insecure_channel(frontend.grpc_address) as channel,
             calling(AdminPass(frontend.admin.address, frontend.admin.key)) as admin,
         ):
-            started = Running(frontend, shutdown, task, http, channel, admin)
+            started = Running(frontend, shutdown, task, http, channel, admin, asked.name)
             await _until_health(started, until_health)
             yield started
     finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +162,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.operated: list[str] = []  # adapters loaded and unloaded
         self.adapter_refusal: tuple[grpc.StatusCode, str] | None = None
         self.steps = 0
+        self.is_heard: Callable[[], bool] = lambda: True  # steps wait for it
         self.sessions: list[Session] = []
         self._go = asyncio.Event()
         self._go.set()
@@ -195,6 +196,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     @property
     def num_running(self) -> int:
         return sum(len(session.running) for session in self.sessions)
+
+    @property
+    def most_outputs(self) -> int:
+        """Of any sequence that runs."""
+        return max((one.num_outputs for session in self.sessions for one in session.running.values()), default=0)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
         hello = (await context.read()).hello
@@ -264,6 +270,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def run_steps(self) -> None:
         while True:
             await self._go.wait()
+            while not self.is_heard():
+                await asyncio.sleep(0.001)
             for session in self.sessions:
                 self._step(session)
             self.steps += 1
@@ -449,6 +457,16 @@ def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
 def prompt_of(submission: pb.Submission) -> list[int]:
     ids: list[int] = i32(submission.token_ids).tolist()
     return ids[: submission.num_prompt_tokens]
+
+
+@contextmanager
+def slowly(script: ScriptedScheduler) -> Iterator[None]:
+    """So that it has not ended before a client that is slow itself has read some of it."""
+    usual_s, script.step_s = script.step_s, 5 * script.step_s
+    try:
+        yield
+    finally:
+        script.step_s = usual_s
 
 
 @asynccontextmanager

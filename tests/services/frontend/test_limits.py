@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from services.frontend.calls import turns
 from services.frontend.calls.calls import Calls
 from services.frontend.input_processor.processor import InputProcessor
 from shared.pb.admin.v1 import admin_pb2
@@ -56,6 +57,21 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
     assert retry.retry_delay.ToMilliseconds() == 1500
     assert metrics["vllm:admission_rejections_total{reason=max_inflight_requests}"] == 2
     assert metrics["quire_frontend_inflight_requests"] == 2
+
+
+async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: Path) -> None:
+    """Its place is free, and the refusal counted, when it hears of it."""
+    script = ScriptedScheduler(count_up)
+    wrong = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, temperature=-1))
+    right = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, max_tokens=1))
+    refusals = "quire_frontend_grpc_requests_total{code=INVALID_ARGUMENT,method=Generate}"
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=3) as frontend:
+        for number in range(10):
+            with pytest.raises(grpc.aio.AioRpcError, match="temperature must be"):
+                await read(frontend, wrong)
+            assert frontend.frontend.door.admission.num_samples == 0
+            assert (await frontend.metrics())[refusals] == number + 1
+            assert len(await read(frontend, right)) == 3
 
 
 async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:
@@ -109,7 +125,7 @@ async def test_promised_tokens_are_bounded(folder: Path) -> None:
 async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by_admin: bool) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
-    async with scheduler(script), running(folder, script.address) as frontend:
+    async with scheduler(script), running(folder, script.address, drain_timeout_s=60.0) as frontend:
         over_grpc = asyncio.create_task(read(frontend, LONG))
         body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
         over_http = asyncio.create_task(frontend.http.post("/v1/completions", json=body))
@@ -160,9 +176,9 @@ async def test_a_full_frontend_refuses_before_it_has_read_the_body(folder: Path)
         host, _, port = frontend.frontend.http_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
-        answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 30)).decode().lower()
+        answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 60)).decode().lower()
         writer.write(b"x" * 1000 + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")  # the connection is not lost
-        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         writer.close()
         metrics = await frontend.metrics()
         script.resume()
@@ -202,7 +218,7 @@ async def test_a_client_that_sends_too_much_reads_why(folder: Path) -> None:
 
 def send_all_then_read(address: str, length: int) -> bytes:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         connection.sendall(b"connection: close\r\ncontent-length: %d\r\n\r\n" % length + b" " * length)
         return connection.recv(1000)
@@ -251,6 +267,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         happened.append("refused")
         refuse(*args)
 
+    monkeypatch.setattr(turns, "perf_counter", lambda: 100.0)  # refusals come first for a bounded time
     monkeypatch.setattr(InputProcessor, "prepare", watched_prepare)
     monkeypatch.setattr(Calls, "refused", watched_refuse)
     script = ScriptedScheduler()

@@ -65,6 +65,7 @@ async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
             sampling = Sampling(max_tokens=7, n=n)
             work.append(over_grpc(frontend, seen, pb.GenerateRequest(text="hello there", sampling=sampling)))
         await asyncio.gather(*work)
+        await frontend.until_idle()
         metrics = await frontend.metrics()
     assert metrics["vllm:prompt_tokens_total"] == seen.prompt_tokens
     assert metrics["vllm:prompt_tokens_cached_total"] == seen.cached_tokens == seen.prompts

@@ -64,7 +64,7 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
         where = await ready(frontend)
         assert where["id"] == "f1"
         async with httpx.AsyncClient(base_url=f"http://{where['http']}") as http:
-            reply = await http.post("/v1/completions", json={"prompt": "hello"}, timeout=10)
+            reply = await http.post("/v1/completions", json={"prompt": "hello"})
         assert reply.json()["choices"][0]["text"] == "hello"
         frontend.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(frontend.wait(), 60) == 0
@@ -133,4 +133,4 @@ async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) 
 
 async def test_it_needs_no_torch() -> None:
     started = await asyncio.create_subprocess_exec(sys.executable, "-c", BLOCKED)
-    assert await asyncio.wait_for(started.wait(), 30) == 0
+    assert await asyncio.wait_for(started.wait(), 60) == 0

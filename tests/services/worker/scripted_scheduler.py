@@ -11,6 +11,7 @@ from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.rpc.server import Server
 
 PATIENCE_S = 60.0
+HEARTBEAT_MS = 60_000  # it sends none: silence of five ends a session, however slow the machine is
 
 
 class Session:
@@ -28,7 +29,11 @@ class Session:
 
     async def welcome(self, epoch: int) -> None:
         welcome = pb.SchedulerWelcome(
-            scheduler_id="scripted", epoch=epoch, version="0", max_steps_in_flight=2, heartbeat_interval_ms=1000
+            scheduler_id="scripted",
+            epoch=epoch,
+            version="0",
+            max_steps_in_flight=2,
+            heartbeat_interval_ms=HEARTBEAT_MS,
         )
         await self._context.write(pb.AttachResponse(welcome=welcome))
 

@@ -121,7 +121,7 @@ async def test_clients_are_served_under_tls_and_certificates_change_while_it_run
         async def text(name: str) -> str:
             async with connect(frontend.frontend.grpc_address, Tls(ca=str(tmp_path / f"{name}.ca"))) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                return str((await stub.Detokenize(pb.DetokenizeRequest(token_ids=[5]), timeout=10)).text)
+                return str((await stub.Detokenize(pb.DetokenizeRequest(token_ids=[5]), timeout=60)).text)
 
         assert await models(old) == 200
         before = await text("first")

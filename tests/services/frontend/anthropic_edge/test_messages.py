@@ -12,7 +12,7 @@ import anthropic
 import pytest
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, prompt_of
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
 from tests.services.frontend.speech import Said, prompt_text
 from tests.services.frontend.talking import CALL, CALLS, WEATHER, talking, talking_folder
 
@@ -51,8 +51,9 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 async def test_text_whole_and_streamed(talking_model: Path) -> None:
-    async with serving(talking_model, "It is sunny.") as (_, client, script):
-        script.num_cached_tokens, script.step_s = 3, SLOWLY_S
+    async with serving(talking_model, "It is sunny.") as (frontend, client, script):
+        script.num_cached_tokens = 3
+        frontend.keep_in_step(script)
         reply = await client.messages.create(**asked(system="Be brief."))
         async with client.messages.stream(**asked(system="Be brief.")) as stream:
             texts = [text async for text in stream.text_stream]
@@ -70,7 +71,8 @@ async def test_text_whole_and_streamed(talking_model: Path) -> None:
 
 
 async def test_thinking_text_and_tools_in_order(talking_model: Path) -> None:
-    async with serving(talking_model, THOUGHT) as (_, client, script):
+    async with serving(talking_model, THOUGHT) as (frontend, client, script):
+        frontend.keep_in_step(script)
         reply = await client.messages.create(**asked(tools=TOOLS))
         async with client.messages.stream(**asked(tools=TOOLS)) as stream:
             kinds = [event.type async for event in stream]
@@ -241,8 +243,9 @@ async def test_other_errors_are_anthropics_own_classes(talking_model: Path) -> N
 
 
 async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
-    async with serving(talking_model, "one two three four", unavailable_after_s=0.2) as (_, client, script):
-        script.step_s = 0.05
+    async with serving(talking_model, "one two three four", unavailable_after_s=0.2) as (frontend, client, script):
+        script.step_s = 0.2
+        frontend.keep_in_step(script)
 
         async def read() -> None:
             async with client.messages.stream(**asked()) as stream:

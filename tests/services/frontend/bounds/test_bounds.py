@@ -259,7 +259,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     def encode(text: str, _framed: bool) -> list[int]:
         pieces.append(text)
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return [1]
 
     monkeypatch.setattr(tokenizing, "ids", encode)
@@ -268,7 +268,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     _, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     writer.write(head % len(body) + body)
-    await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 60)
     writer.close()
     await writer.wait_closed()
     for _ in range(3):  # the loop has seen that it is gone

@@ -63,8 +63,10 @@ async def test_a_refused_prompt_leaves_no_tokens_behind(edge: object, path: str,
     script = ScriptedScheduler(count_up, max_model_len=4096)
     async with scheduler(script), running(bundled.FOLDER, script.address) as frontend:
         await edge(frontend, path, field)  # type: ignore[operator]
+        await frontend.until_idle()
         gc.collect()
         before = num_long_lists()
         for _ in range(8):
             await edge(frontend, path, field)  # type: ignore[operator]
+        await frontend.until_idle()
         assert num_long_lists() - before <= 1

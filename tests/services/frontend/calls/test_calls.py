@@ -16,7 +16,9 @@ from services.frontend.access.access import Access
 from services.frontend.calls import calls
 from services.frontend.calls.admission import Admission
 from services.frontend.calls.calls import Calls
+from services.frontend.grpc_edge.errors import answering
 from services.frontend.input_processor.processor import InputProcessor
+from shared.errors import InvalidArgument
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1.sampling_pb2 import SamplingParams
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -95,14 +97,14 @@ async def test_an_answer_over_grpc(folder: Path, lines: Lines) -> None:
 
 
 async def test_who_leaves_and_who_is_late(folder: Path, lines: Lines) -> None:
-    script = ScriptedScheduler(count_up, step_s=0.01)
+    script = ScriptedScheduler(count_up, step_s=0.02)
     async with scheduler(script), running(folder, script.address) as frontend:
         long = pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=500, ignore_eos=True))
         call = frontend.inference.Generate(long)
         await anext(aiter(call))
         call.cancel()
         with pytest.raises(grpc.aio.AioRpcError):
-            async for _ in frontend.inference.Generate(long, timeout=1):
+            async for _ in frontend.inference.Generate(long, timeout=3):
                 pass
         body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
         async with frontend.http.stream("POST", "/v1/completions", json=body) as reply:
@@ -211,6 +213,30 @@ async def test_a_fault_is_told_with_its_request_and_answered(
         assert (await frontend.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
     faults = [record for record in caplog.records if record.exc_info and record.exc_info[0] is ZeroDivisionError]
     assert [record.values["request"] for record in faults] == ["mine", "other"]  # type: ignore[attr-defined]
+
+
+class NoMetadata:
+    """As much of a call's context as is looked at."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("wrong"), ZeroDivisionError("a fault of ours")])
+async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is_told(
+    lines: Lines, error: Exception
+) -> None:
+    metrics, heard = FrontendMetrics("m", 100), list[tuple[int, list[str]]]()
+    admission = Admission(1, 1, 1, metrics)
+    each = Calls(admission, Access((), metrics, time.monotonic), metrics.calls)
+
+    async def end(*_: object) -> None:
+        heard.append((admission.num_samples, [line["status"] for line in lines]))
+
+    async with answering("Generate", NoMetadata(), metrics, each, end) as call:  # type: ignore[arg-type]
+        call.lease.take(1, 0)
+        raise error
+    assert heard == [(0, ["INVALID_ARGUMENT" if isinstance(error, InvalidArgument) else "INTERNAL"])]
 
 
 async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from shared.settings.tls import Tls
 from tests.shared.security.test_tls import files
 
 HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's
-PATIENCE_S = 30
+PATIENCE_S = 60
 Run = Callable[[Any], Any]
 
 # What services run on, and what they are tested on.
@@ -72,7 +72,7 @@ def test_who_does_not_greet_is_closed(tmp_path: Path, run: Run) -> None:
 
 
 async def _who_does_not_greet(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimits(header_s=1)) as (port, client):
+    async with serving(tmp_path, ConnectionLimits(header_s=3)) as (port, client):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _, writer in silent[:10]:
             writer.write(HELLO)

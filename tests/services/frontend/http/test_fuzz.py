@@ -18,8 +18,7 @@ DOCUMENT_EXAMPLES, FIELD_EXAMPLES = 8, 40
     ids=["document", "fields"],
 )
 async def test_nothing_sent_is_answered_wrongly(tmp_path: Path, part: object, examples: int) -> None:
-    findings, load = await fuzz(tmp_path / "talking", examples, part)
+    findings = await fuzz(tmp_path / "talking", examples, part)
     assert findings.wrong == []
-    assert load == {"server_load": 0}
     assert findings.statuses[200] > 0  # some of it was good
     assert findings.statuses[400] > 0  # some of it was not

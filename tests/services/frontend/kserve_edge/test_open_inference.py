@@ -15,7 +15,7 @@ from shared.pb.dialects import open_inference_pb2 as pb
 from shared.pb.dialects import open_inference_pb2_grpc
 from shared.version import VERSION
 from tests.services.frontend.running import Running, running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, scheduler
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying
 from tests.services.frontend.talking import talking_folder
 
@@ -30,8 +30,9 @@ async def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
     folder = talking_folder(tmp_path_factory.mktemp("models") / MODEL)
-    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096, step_s=SLOWLY_S)
+    script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
+        frontend.keep_in_step(script)
         yield frontend, script
 
 

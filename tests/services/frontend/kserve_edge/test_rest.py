@@ -28,6 +28,7 @@ async def served(
     folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
     script = ScriptedScheduler(saying(folder, "It is sunny."), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
+        frontend.keep_in_step(script)
         yield frontend, script
 
 

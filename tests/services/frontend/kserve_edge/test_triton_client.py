@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.programs import answered
-from tests.services.frontend.scripted_scheduler import SLOWLY_S
 from tests.services.frontend.talking import talking, talking_folder
 
 PROGRAM = Path(__file__).with_name("triton_client.py")
@@ -23,7 +22,7 @@ HAS_HTTP = HAS_CLIENT and importlib.util.find_spec("geventhttpclient") is not No
 async def test_what_people_do_with_tritonclient(tmp_path: Path) -> None:
     folder = talking_folder(tmp_path / "talking")
     async with talking(folder, "It is sunny.") as (frontend, _, script):
-        script.step_s = SLOWLY_S
+        frontend.keep_in_step(script)
         command = (sys.executable, str(PROGRAM), frontend.frontend.grpc_address, "talking")
         status, out, err = await answered(*command)
     assert status == 0, err

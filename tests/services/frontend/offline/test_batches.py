@@ -309,6 +309,8 @@ def test_room_is_counted_while_files_go(tmp_path: Path) -> None:
         going = [others.submit(come_and_go) for _ in range(2)]
         while not all(one.done() for one in going):
             store.check_room()
+        for one in going:
+            one.result()
 
 
 async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(talking_model: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ async def test_what_is_wrong_is_named(
             with pytest.raises(error) as found:
                 await ask(client)
         assert said in str(found.value)
-        assert names(tmp_path) == []
+        await until_nothing(tmp_path)
 
 
 def begin(num_bytes: int) -> pb.UploadFileRequest:

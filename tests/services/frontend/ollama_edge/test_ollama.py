@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, prompt_of
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
 from tests.services.frontend.speech import Said, prompt_text
 from tests.services.frontend.talking import ASK, CALLS, CLOCK, WEATHER, talking, talking_folder
 
@@ -36,8 +36,8 @@ async def serving(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tu
 
 
 async def test_a_chat_whole_and_streamed(talking_model: Path) -> None:
-    async with serving(talking_model, "It is sunny.") as (_, client, script):
-        script.step_s = SLOWLY_S
+    async with serving(talking_model, "It is sunny.") as (frontend, client, script):
+        frontend.keep_in_step(script)
         whole = await client.chat("talking:latest", ASK)
         pieces = [piece async for piece in await client.chat("talking", ASK, stream=True)]
     assert (whole.model, whole.message.role, whole.message.content) == ("talking", "assistant", "It is sunny.")
@@ -173,9 +173,9 @@ async def test_vectors(talking_model: Path) -> None:
 
 async def test_an_error_behind_the_first_line_is_the_last_line(talking_model: Path) -> None:
     async with talking(talking_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
-        script.step_s = 0.1
+        script.step_s = 0.2  # of 17 tokens at least
         body = {"model": "talking", "messages": ASK}
-        reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "0.5"})
+        reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "3"})
     first, *_, last = [json.loads(line) for line in reply.text.splitlines()]
     assert (reply.status_code, first["done"], list(last)) == (200, False, ["error"])
 

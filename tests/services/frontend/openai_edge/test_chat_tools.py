@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, prompt_of
+from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
 from tests.services.frontend.talking import ASK, CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
 
@@ -42,9 +42,9 @@ async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]],
 
 
 async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS) as (_, client, script):
+    async with talking(tools_folder, CALLS) as (frontend, client, script):
         reply = await client.chat.completions.create(**asked())
-        script.step_s = SLOWLY_S
+        frontend.keep_in_step(script)
         parts, chunks = await streamed(client)
         script.tokens_per_step = 7
         wide, _ = await streamed(client)

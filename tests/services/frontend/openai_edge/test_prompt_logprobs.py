@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,12 @@ async def test_a_session_that_breaks_repeats_none_and_loses_none(folder: Path, i
         request = pb.GenerateRequest(text=PROMPT, sampling=Sampling(max_tokens=3, seed=60, prompt_logprobs=0))
         call = frontend.inference.Generate(request)
         await script.until(lambda: any(r.told > 1 for s in script.sessions for r in s.running.values()))
+        script.pause()
+        async with asyncio.timeout(60):
+            while not any(sequence.num_prompt_logprobs > 1 for sequence in frontend.live):
+                await asyncio.sleep(0.005)
         script.break_sessions()
+        script.resume()
         assert told([message async for message in call]) == expected(ids)
         again = script.submissions[-1].sampling
         assert (len(script.submissions), again.prompt_logprobs) == (2, 0)
@@ -68,8 +74,11 @@ async def test_samples_that_move_after_the_prompt_do_not_ask_again(folder: Path,
         named = [sampling_pb2.NamedTokens(ids=[3])]
         sampling = Sampling(n=2, max_tokens=30, seed=60, prompt_logprob_token_ids=named)
         call = frontend.inference.Generate(pb.GenerateRequest(text=PROMPT, sampling=sampling))
-        await script.until(lambda: any(r.num_outputs > 3 for s in script.sessions for r in s.running.values()))
+        await script.until(lambda: script.most_outputs > 3)
+        script.pause()
+        await frontend.until_heard(script)
         script.break_sessions()
+        script.resume()
         assert told([message async for message in call]) == expected(ids)
         assert len(script.submissions) == 3
         for submission in script.submissions[1:]:

@@ -246,7 +246,8 @@ async def test_refusals(talking_model: Path, more: dict[str, Any], status: int, 
 
 async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
     async with talking(talking_model, "one two three four", unavailable_after_s=0.2) as (frontend, _, script):
-        script.step_s = 0.05
+        script.step_s = 0.2
+        frontend.keep_in_step(script)
         body = {"input": "x", "stream": True}
         text = ""
         async with frontend.http.stream("POST", "/v1/responses", json=body) as reply:

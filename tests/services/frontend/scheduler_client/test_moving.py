@@ -16,7 +16,7 @@ from shared.kv import block_hash
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
-from tests.services.frontend.scheduler_client.test_sessions import tokens_of
+from tests.services.frontend.scheduler_client.test_sessions import tokens_of, until_told
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 NUM_TOKENS = 40
@@ -34,14 +34,8 @@ async def two(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedSche
         yield leaving, heir, it
 
 
-async def read(frontend: Running, until: asyncio.Event, after: int) -> list[pb.GenerateResponse]:
-    """Sets `until` once there were so many messages."""
-    messages = []
-    async for message in frontend.inference.Generate(SAMPLED):
-        messages.append(message)
-        if len(messages) == after:
-            until.set()
-    return messages
+async def read(frontend: Running, asked: pb.GenerateRequest = SAMPLED) -> list[pb.GenerateResponse]:
+    return [message async for message in frontend.inference.Generate(asked)]
 
 
 def assert_whole(messages: list[pb.GenerateResponse]) -> None:
@@ -56,14 +50,14 @@ def assert_whole(messages: list[pb.GenerateResponse]) -> None:
 
 async def test_a_drain_with_hand_over_loses_and_repeats_nothing(folder: Path) -> None:
     async with two(folder) as (leaving, heir, frontend):
-        going = asyncio.Event()
-        reading = asyncio.create_task(read(frontend, going, after=20))
-        await going.wait()
+        reading = asyncio.create_task(read(frontend))
+        await until_told(leaving, frontend, 7)
         leaving.set_view(draining=True)
-        new = asyncio.create_task(read(frontend, asyncio.Event(), after=1))
+        new = asyncio.create_task(read(frontend))
         await heir.until(lambda: heir.submissions)
-        assert leaving.num_running  # nothing new there, but what runs goes on while its worker does
-        leaving.pause()
+        leaving.resume()
+        await until_told(leaving, frontend, 10)  # nothing new there, but what runs goes on while its worker does
+        assert leaving.num_running == 3
         leaving.set_view(num_workers=0)
         messages = await reading
         assert_whole(await new)
@@ -85,9 +79,8 @@ async def test_a_drain_with_hand_over_loses_and_repeats_nothing(folder: Path) ->
 async def test_a_shard_that_dies_and_one_that_refuses_are_one_pause(folder: Path) -> None:
     async with two(folder) as (dying, heir, frontend):
         heir.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_UNAVAILABLE, message="not yet", retry_after_ms=100)
-        going = asyncio.Event()
-        reading = asyncio.create_task(read(frontend, going, after=20))
-        await going.wait()
+        reading = asyncio.create_task(read(frontend))
+        await until_told(dying, frontend, 7)
         dying.set_view(draining=True, num_workers=0)
         dying.break_sessions()
         await heir.until(lambda: len(heir.submissions) >= 6)
@@ -102,7 +95,7 @@ async def test_a_shard_that_dies_and_one_that_refuses_are_one_pause(folder: Path
 async def test_what_has_no_token_yet_has_no_pause_to_measure(folder: Path, how: str) -> None:
     async with two(folder) as (leaving, heir, frontend):
         leaving.pause()
-        reading = asyncio.create_task(read(frontend, asyncio.Event(), after=1))
+        reading = asyncio.create_task(read(frontend))
         await leaving.until(lambda: leaving.num_running == 3)
         if how == "breaks":
             leaving.view.num_workers = 0
@@ -118,9 +111,9 @@ async def test_what_has_no_token_yet_has_no_pause_to_measure(folder: Path, how: 
 async def test_every_shard_leaving_in_turn_is_survived(folder: Path) -> None:
     async with two(folder) as (one, other, frontend):
         other.step_s = 0.005
-        going = asyncio.Event()
-        reading = asyncio.create_task(read(frontend, going, after=10))
-        await going.wait()
+        reading = asyncio.create_task(read(frontend))
+        await until_told(one, frontend, 4)
+        one.resume()
         for gone, here in ((one, other), (other, one)) * 3:
             gone.set_view(num_workers=0)
             await here.until(lambda here=here: here.num_running == 3 or reading.done())
@@ -134,7 +127,7 @@ async def test_a_beam_search_is_submitted_again_as_one(folder: Path) -> None:
         heir.pause()
         sampling = sampling_pb2.SamplingParams(max_tokens=5, n=3, beam_search={"width": 4}, seed=3)
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(30)), sampling=sampling)
-        reading = asyncio.ensure_future(_all(frontend, request))
+        reading = asyncio.ensure_future(read(frontend, request))
         await leaving.until(lambda: leaving.num_running == 3)
         leaving.break_sessions()
         await heir.until(lambda: heir.num_running == 3)
@@ -152,13 +145,9 @@ async def test_a_beam_search_that_is_refused_for_now_is_asked_again_as_one(folde
         script.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_UNAVAILABLE, message="draining", retry_after_ms=50)
         sampling = sampling_pb2.SamplingParams(max_tokens=5, n=2, beam_search={"width": 2}, seed=3)
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(30)), sampling=sampling)
-        reading = asyncio.ensure_future(_all(frontend, request))
+        reading = asyncio.ensure_future(read(frontend, request))
         await script.until(lambda: len(script.submissions) >= 2)
         script.refusal = None
         messages = await reading
     assert {submission.num_sequences for submission in script.submissions} == {2}
     assert sorted(m.index for m in messages if m.finish_reason) == [0, 1]
-
-
-async def _all(frontend: Running, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    return [message async for message in frontend.inference.Generate(request)]

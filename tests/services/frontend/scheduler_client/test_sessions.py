@@ -18,6 +18,7 @@ from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2
+from tests.services.frontend.running import Running as Frontend
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import Running, ScriptedScheduler, count_up, scheduler
 
@@ -29,14 +30,22 @@ def tokens_of(messages: list[pb.GenerateResponse], index: int = 0) -> list[int]:
     return [token for message in messages if message.index == index for token in message.token_ids]
 
 
+async def until_told(script: ScriptedScheduler, frontend: Frontend, num_tokens: int) -> None:
+    """Until a sequence has so many tokens, or a few more, all of which have come to the frontend. The script pauses."""
+    await script.until(lambda: script.most_outputs >= num_tokens)
+    script.pause()
+    await frontend.until_heard(script)
+
+
 async def test_a_session_that_breaks_in_mid_stream_costs_no_token(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.005)
     async with scheduler(script), running(folder, script.address) as frontend:
-        messages: list[pb.GenerateResponse] = []
-        async for message in frontend.inference.Generate(COUNTING):
-            messages.append(message)
-            if len(tokens_of(messages)) in (5, 17):
-                script.break_sessions()
+        reading = asyncio.create_task(_all(frontend.inference.Generate(COUNTING)))
+        for num_tokens in (5, 17):
+            await until_told(script, frontend, num_tokens)
+            script.break_sessions()
+            script.resume()
+        messages = await reading
         metrics = await frontend.metrics()
     assert tokens_of(messages) == COUNTED
     assert messages[-1].usage == finish_pb2.Usage(prompt_tokens=1, completion_tokens=40)
@@ -58,11 +67,11 @@ async def test_samples_go_on_one_by_one_with_seeds_of_their_own(folder: Path) ->
     request.CopyFrom(COUNTING)
     request.sampling.n = 3
     async with scheduler(script), running(folder, script.address) as frontend:
-        messages: list[pb.GenerateResponse] = []
-        async for message in frontend.inference.Generate(request):
-            messages.append(message)
-            if len(messages) == 10:
-                script.break_sessions()
+        reading = asyncio.create_task(_all(frontend.inference.Generate(request)))
+        await until_told(script, frontend, 4)
+        script.break_sessions()
+        script.resume()
+        messages = await reading
     for index in range(3):
         assert tokens_of(messages, index) == [(3 + index + i) % 200 for i in range(40)]
     assert [(s.num_sequences, s.sampling.seed) for s in script.submissions] == [(3, 3), (1, 3), (1, 4), (1, 5)]
@@ -82,36 +91,28 @@ async def test_a_request_before_its_first_token_survives_too(folder: Path) -> No
 
 async def test_a_scheduler_that_restarts_gets_the_stream_back(folder: Path) -> None:
     before, after = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up)
-    messages: list[pb.GenerateResponse] = []
     async with contextlib.AsyncExitStack() as first_life, contextlib.AsyncExitStack() as second_life:
         await first_life.enter_async_context(scheduler(before))
         async with running(folder, before.address) as frontend:
-            call = frontend.inference.Generate(COUNTING)
-            async for message in call:
-                messages.append(message)
-                if len(messages) == 8:
-                    break
+            reading = asyncio.create_task(_all(frontend.inference.Generate(COUNTING)))
+            await until_told(before, frontend, 8)
             await first_life.aclose()
             port = int(before.address.rpartition(":")[2])
             await second_life.enter_async_context(scheduler(after, port))
-            messages += [m async for m in call]
+            messages = await reading
     assert tokens_of(messages) == COUNTED
     assert after.submissions[0].num_prompt_tokens == 1
 
 
 async def test_work_moves_to_another_scheduler_when_one_dies(folder: Path) -> None:
     dying, other = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up, num_running=5)
-    messages: list[pb.GenerateResponse] = []
     async with scheduler(other), scheduler(dying), running(folder, dying.address, other.address) as frontend:
         await frontend.until_sessions(2)
-        call = frontend.inference.Generate(COUNTING)
-        async for message in call:
-            messages.append(message)
-            if len(messages) == 8:
-                break
+        reading = asyncio.create_task(_all(frontend.inference.Generate(COUNTING)))
+        await until_told(dying, frontend, 8)
         dying.set_view(draining=True)
         dying.break_sessions()
-        messages += [m async for m in call]
+        messages = await reading
     assert tokens_of(messages) == COUNTED
     assert len(dying.submissions) == len(other.submissions) == 1
 
@@ -125,6 +126,7 @@ async def test_work_leaves_a_scheduler_that_lost_its_workers(folder: Path) -> No
         await left.until(lambda: left.num_running)
         left.set_view(num_workers=0)
         assert tokens_of([m async for m in call]) == COUNTED
+        await left.until(lambda: left.cancellations)
     assert left.cancellations == [([1], finish_pb2.FINISH_REASON_CANCELLED)]
 
 
@@ -299,8 +301,8 @@ async def test_block_hashes_follow_the_layout(folder: Path) -> None:
 
 
 async def test_work_that_a_leaving_worker_still_finishes_is_left_alone(folder: Path) -> None:
-    script = ScriptedScheduler(count_up, step_s=0.015)
-    async with scheduler(script), running(folder, script.address, unavailable_after_s=0.2) as frontend:
+    script = ScriptedScheduler(count_up, step_s=0.05)
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=1.0) as frontend:
         call = frontend.inference.Generate(COUNTING)
         await script.until(lambda: script.num_running)
         script.set_view(num_workers=0)
@@ -326,6 +328,10 @@ async def test_a_token_that_cannot_be_shown_ends_its_request_alone(
     assert ended.value.code() is grpc.StatusCode.INTERNAL
     assert len(script.submissions) == 2
     assert "tokens lost" in caplog.text
+
+
+async def _all(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    return [message async for message in call]
 
 
 async def _tokens(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> list[int]:

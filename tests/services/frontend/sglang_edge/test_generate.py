@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S
 from tests.services.frontend.talking import talking, talking_folder
 
 
@@ -46,7 +45,7 @@ async def test_a_text_and_what_is_to_be_known_about_it(talking_model: Path) -> N
 async def test_a_stream_repeats_the_text_so_far(talking_model: Path) -> None:
     said = "one two three four five six seven eight"
     async with talking(talking_model, said) as (frontend, _, script):
-        script.step_s = SLOWLY_S
+        frontend.keep_in_step(script)
         reply = await frontend.http.post("/generate", json={"text": "Count.", "stream": True})
         several = await frontend.http.post("/generate", json={"text": ["a", "b"], "stream": True})
     *events, done = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]

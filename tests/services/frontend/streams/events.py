@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import ScriptedScheduler
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, slowly
 
 
 class Event(NamedTuple):
@@ -20,7 +21,10 @@ async def read(
 ) -> list[Event]:
     """`pause`: after so many events the model says nothing more, and the client leaves."""
     found: list[Event] = []
-    async with frontend.http.stream(method, path, **more) as answer:
+    async with AsyncExitStack() as stack:
+        if pause is not None:
+            stack.enter_context(slowly(pause[0]))
+        answer = await stack.enter_async_context(frontend.http.stream(method, path, **more))
         assert answer.status_code == 200, await answer.aread()
         number = -1
         async for line in answer.aiter_lines():

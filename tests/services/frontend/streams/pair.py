@@ -12,7 +12,8 @@ import redis
 
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler, slowly
+from tests.services.frontend.streams.reading import first
 
 
 class Pair(NamedTuple):
@@ -31,6 +32,13 @@ class Pair(NamedTuple):
         """Of the request that was submitted last; its samples count from there."""
         last = self.script.submissions[-1]
         return int(last.sampling.seed - last.first_sample)
+
+    async def begun(self, call: Any, count: int) -> list[Any]:
+        """So many messages of a stream that is not to end before kill_maker(); then the model stands still."""
+        with slowly(self.script):
+            found = await first(call, count)
+            self.script.pause()
+        return found
 
     async def kill_maker(self, request_id: str) -> None:
         """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
@@ -57,4 +65,7 @@ async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIte
         running(folder, script.address, redis=server.url, id="a", **settings) as a,
         running(folder, script.address, redis=server.url, id="b", **settings) as b,
     ):
+        for one in (a, b):  # gone is gone at once, and a machine that pauses takes nobody for gone
+            pool = one.frontend.core.streams._store._redis.connection_pool
+            pool.connection_kwargs |= {"socket_timeout": 60, "socket_connect_timeout": 60}
         yield Pair(a, b, script, server)

@@ -15,7 +15,7 @@ from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.streams.events import Event, read, resumed
 from tests.services.frontend.streams.pair import Pair
-from tests.services.frontend.streams.reading import Sampling, asked, attach, bare, first
+from tests.services.frontend.streams.reading import Sampling, asked, attach, bare
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,7 +132,7 @@ async def test_a_stream_of_grpc_is_read_over_http(pair: Pair, method: str) -> No
     """Also one whose frontend dies."""
     name = f"from-grpc-{method}"
     begun = pair.a.inference.Generate(asked(name)) if method == "generate" else pair.a.inference.Chat(chat(name))
-    before = await first(begun, 3)
+    before = await pair.begun(begun, 3)
     await pair.kill_maker(name)
     events = await resumed(pair.b, name, 1)
     whole = await bare(attach(pair.b, name))

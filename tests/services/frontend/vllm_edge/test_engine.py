@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from shared.pb.dialects import vllm_engine_pb2 as pb
 from shared.pb.dialects import vllm_engine_pb2_grpc
 from tests.services.frontend.running import Running, running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, scheduler
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying
 from tests.services.frontend.talking import talking_folder
 
@@ -37,8 +37,9 @@ def said(folder: Path) -> list[int]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096, step_s=SLOWLY_S)
+    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
+        frontend.keep_in_step(script)
         yield frontend, script
 
 

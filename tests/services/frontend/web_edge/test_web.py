@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from services.frontend.web_edge.framing import frame
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, scheduler
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying
 from tests.services.frontend.talking import talking_folder
 
@@ -36,9 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096, step_s=SLOWLY_S)
+    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
     settings: dict[str, Any] = {"cors_origins": ("https://page.example",), "max_request_bytes": 1 << 20}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        frontend.keep_in_step(script)
         yield frontend, script
 
 

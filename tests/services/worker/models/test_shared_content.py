@@ -35,8 +35,10 @@ TENSORS = {
 }
 
 TRAINER = """
-import torch
+import pathlib, sys, torch
+import shared.weights_memory
 from quire import weights_memory
+shared.weights_memory.SEGMENTS = pathlib.Path(sys.argv[1])
 from shared.pb.admin.v1 import admin_pb2
 with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.arange(6.0))]) as messages:
     for message in messages:
@@ -77,14 +79,15 @@ def test_every_kind_of_tensor_is_read_as_it_is_and_nothing_stays(spooling: Spool
     assert [*segments.iterdir()] == []
 
 
-def test_another_process_shows_its_weights_and_dies(spooling: Spooling) -> None:
+def test_another_process_shows_its_weights_and_dies(spooling: Spooling, segments: Path) -> None:
     """What was being read is read to its end; the next trainer removes what it left."""
-    with subprocess.Popen([sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+    command = [sys.executable, "-c", TRAINER, str(segments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         lines = [trainer.stdout.readline() for _ in range(4)]
         _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)
         spooling.take(heads)
-        left = weights_memory.SEGMENTS / content.shared.runs[0].segment
+        left = segments / content.shared.runs[0].segment
         assert left.stat().st_mode & 0o777 == 0o600
         with showing.messages(BEGIN, []):
             assert left.exists(), "its trainer lives"
@@ -209,7 +212,8 @@ def test_a_host_without_room_or_a_name_is_told(monkeypatch: pytest.MonkeyPatch, 
 def test_a_gpus_memory_is_read_where_it_is(spooling: Spooling) -> None:
     """By another process than its owner's: a process cannot open its own."""
     code = TRAINER.replace("torch.arange(6.0)", "torch.arange(6000000.0, device='cuda')[5:]")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+    command = [sys.executable, "-c", code, str(weights_memory.SEGMENTS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         lines = [trainer.stdout.readline() for _ in range(4)]
         _, heads, content, end = (WeightsPiece.FromString(bytes.fromhex(line.decode())) for line in lines)

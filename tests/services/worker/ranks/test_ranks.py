@@ -160,9 +160,9 @@ def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) 
         group.start()
         first, second = (rank.process for rank in group._local.ranks)
         group._local.ranks[0].replies.close()  # as when the process of rank 0 ends
-        first.join(30)
+        first.join(60)
         assert first.exitcode == EXIT_ORPHANED
-        group.stop(30.0)
+        group.stop(60.0)
         assert second.exitcode == 0
         group.stop(1.0)
     finally:
@@ -186,7 +186,7 @@ async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
         lambda: build(folder, ALONE).replica, NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group
     )
     yield engine
-    assert await engine.stop(20.0)
+    assert await engine.stop(60.0)
     assert not any(rank.process.is_alive() for rank in group._local.ranks)
 
 
@@ -221,10 +221,10 @@ async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
     process = group._local.ranks[0].process
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
+    process.join(60)
     engine.check_ranks()
     with pytest.raises(RankFailure, match="rank 1 is gone"):
-        await asyncio.wait_for(engine.died, 30)
+        await asyncio.wait_for(engine.died, 60)
 
 
 def test_a_group_of_one_starts_no_process_and_no_thread() -> None:

@@ -98,7 +98,7 @@ def test_one_that_hangs_is_ended_with_its_children(
 
 def is_gone(process: int) -> bool:
     """Nobody may be there to take the exit status of a grandchild."""
-    for _ in range(500):
+    for _ in range(6000):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
@@ -113,7 +113,7 @@ def test_it_says_nothing_of_a_model_that_is_not_there() -> None:
     settings = WorkerSettings(model="/nowhere", device="cuda", threads=8)
     command = [sys.executable, "-m", compile_process.MODULE]
     words = settings.model_dump_json()
-    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, timeout=250)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
@@ -148,9 +148,9 @@ if thread is not None:
     thread.join()
 sys.exit(cache.triton_key.cache_info().misses != 1)
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=250).returncode == 0
 
 
 def test_the_first_half_of_a_start_imports_no_torch() -> None:
     code = "import sys, services.worker.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=250).returncode == 0
