@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, Scheduler
 from shared.prefix_index.keys import member
 from shared.security import secret_file
 from shared.settings import Tls
+from tests.ports import quiet_port
 from tests.redis_server import RedisServer
 
 HASHES = [bytes([i]) * 32 for i in range(5)]
@@ -94,9 +94,7 @@ async def with_tls_of_its_own(folder: Path) -> Urls:
     authority.cert_pem.write_to_path(folder / "ca.pem")
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(folder / "redis.pem")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = quiet_port()
     files = ("--tls-cert-file", folder / "redis.pem", "--tls-key-file", folder / "redis.pem")
     trusted = ("--tls-ca-cert-file", folder / "ca.pem", "--tls-auth-clients", "yes")
     async with server(folder, "--tls-port", str(port), *map(str, (*files, *trusted)), tcp=True, program=program):
@@ -142,7 +140,7 @@ async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
             Registry(client, keys, lambda name=name: SchedulerEntry(name, "127.0.0.1:1", 7, 2)) for name in ("a", "b")
         ]
         for registry in registries:
-            await registry.renew(lease_ms=5_000)
+            await registry.renew(lease_ms=60_000)
         assert registries[1].peers == [SchedulerEntry("a", "127.0.0.1:1", 7, 2)]
 
         workers = [WorkerEntry("w0", 1, "a"), WorkerEntry("w1", 1, "a")]

@@ -505,9 +505,7 @@ async def test_the_cache_is_reset_between_steps(start: Start, monkeypatch: pytes
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
         begun, pause = asyncio.Event(), Replica.pause
         monkeypatch.setattr(Replica, "pause", lambda replica: (pause(replica), begun.set()))
-        reset = asyncio.ensure_future(
-            admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
-        )
+        reset = asyncio.ensure_future(admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True)))
         await begun.wait()
         worker.go_on()
         answer = await reset
