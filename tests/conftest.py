@@ -1,10 +1,11 @@
-"""What all tests have in common: which cases run when, and how many threads they take from each other."""
+"""What all tests have in common: which cases run when, how many threads they take from each other, how long is long."""
 
 from __future__ import annotations
 
 import os
 
 import httpx
+import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
@@ -17,6 +18,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # threads of torch that wait for each o
 
 for name in httpx.Timeout(None).as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, name, PATIENCE_S)
+
+# Its deadlines and its measure of slowness are of a machine with nothing else to do.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks select

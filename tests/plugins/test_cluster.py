@@ -89,25 +89,25 @@ def test_arguments_that_it_does_not_take_are_told(cluster: Cluster) -> None:
 
 
 def test_the_scheduling_policy_orders_those_that_wait(client: Client) -> None:
-    """Asked first, the long prompt is answered last, and so much later that no thread can be woken too late to tell."""
+    """The long prompt is asked first and computed last, as it finds its beginning, which is the short one, cached."""
 
     def num_waiting() -> int:
         return next(s.waiting for s in client.status() if s.role == admin_pb2.ROLE_SCHEDULER)
 
-    answered = []
+    cached = {}
 
-    def ask(name: str, prompt: list[int], max_tokens: int) -> None:
-        client.generate(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-        answered.append(name)
+    def ask(length: int) -> None:
+        (answer,) = client.generate([40] * length, SamplingParams(max_tokens=2))
+        cached[length] = answer.cached_tokens
 
-    first = client.stream("Count", SamplingParams(temperature=1, max_tokens=3000, ignore_eos=True))
-    next(first)
+    client.pause_generation()
     threads = []
-    for number, asked in enumerate((("long", [40] * 300, 2000), ("short", [41] * 10, 2)), start=1):
-        threads.append(threading.Thread(target=ask, args=asked))
+    for number, length in enumerate((300, 40), start=1):
+        threads.append(threading.Thread(target=ask, args=(length,)))
         threads[-1].start()
         until(lambda number=number: num_waiting() == number)  # type: ignore[misc]
-    first.close()
+    client.resume_generation()
     for thread in threads:
         thread.join()
-    assert answered == ["short", "long"]
+    assert cached[40] == 0
+    assert cached[300] >= 32

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -22,12 +22,18 @@ from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, Scheduler
 from shared.prefix_index.keys import member
 from shared.security import secret_file
 from shared.settings import Tls
+from tests.ports import quiet_port
 from tests.redis_server import RedisServer
 
 HASHES = [bytes([i]) * 32 for i in range(5)]
 BLOCKS = BlockKeys("{quire:model:fingerprint:16}")
 FIRST, SECOND = "first" * 8, "second" * 8
 Urls = AsyncIterator[str]
+
+
+def patient(url: str, **more: Any) -> Any:
+    """A client that waits for an answer, however long it takes."""
+    return connect(url, 60.0, **more)
 
 
 @contextlib.asynccontextmanager
@@ -94,9 +100,7 @@ async def with_tls_of_its_own(folder: Path) -> Urls:
     authority.cert_pem.write_to_path(folder / "ca.pem")
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(folder / "redis.pem")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = quiet_port()
     files = ("--tls-cert-file", folder / "redis.pem", "--tls-key-file", folder / "redis.pem")
     trusted = ("--tls-ca-cert-file", folder / "ca.pem", "--tls-auth-clients", "yes")
     async with server(folder, "--tls-port", str(port), *map(str, (*files, *trusted)), tcp=True, program=program):
@@ -136,13 +140,13 @@ Kind = Callable[[Path], AbstractAsyncContextManager[str]]
 @pytest.mark.parametrize("kind", [with_a_user, by_socket, with_tls, with_tls_of_its_own, through_sentinel, cluster])
 async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
     async with kind(tmp_path) as url:
-        client = connect(url)
+        client = patient(url)
         keys = RegistryKeys("quire")
         registries = [
             Registry(client, keys, lambda name=name: SchedulerEntry(name, "127.0.0.1:1", 7, 2)) for name in ("a", "b")
         ]
         for registry in registries:
-            await registry.renew(lease_ms=5_000)
+            await registry.renew(lease_ms=60_000)
         assert registries[1].peers == [SchedulerEntry("a", "127.0.0.1:1", 7, 2)]
 
         workers = [WorkerEntry("w0", 1, "a"), WorkerEntry("w1", 1, "a")]
@@ -157,7 +161,7 @@ async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
 
 async def test_a_wrong_password_is_an_error_of_redis(tmp_path: Path) -> None:
     async with with_a_user(tmp_path) as url:
-        client = connect(url.replace("cret", "crab"))
+        client = patient(url.replace("cret", "crab"))
         with pytest.raises(redis.RedisError):
             await client.smembers("anything")
         await client.aclose()
@@ -166,7 +170,7 @@ async def test_a_wrong_password_is_an_error_of_redis(tmp_path: Path) -> None:
 async def test_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
     async with with_tls(tmp_path) as url:
         trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-        client = connect(url)
+        client = patient(url)
         with pytest.raises(redis.RedisError, match="certificate"):
             await client.smembers("anything")
         await client.aclose()
@@ -176,9 +180,9 @@ async def test_the_files_of_tls_and_of_the_password_are_used_where_the_url_names
     async with with_tls(tmp_path, "--requirepass", FIRST) as url:
         bare, password = url.partition("?")[0], tmp_path / "password"
         secret_file.write(password, FIRST)
-        client = connect(bare, password_file=str(password), tls=Tls(ca=str(tmp_path / "ca.pem")))
+        client = patient(bare, password_file=str(password), tls=Tls(ca=str(tmp_path / "ca.pem")))
         await client.set("key", "value")
-        for wrong in (connect(bare, password_file=str(password)), connect(bare, tls=Tls(ca=str(tmp_path / "ca.pem")))):
+        for wrong in (patient(bare, password_file=str(password)), patient(bare, tls=Tls(ca=str(tmp_path / "ca.pem")))):
             with pytest.raises(redis.RedisError):
                 await wrong.get("key")
             await wrong.aclose()
@@ -190,7 +194,7 @@ async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(tm
     password = tmp_path / "password"
     secret_file.write(password, FIRST)
     async with server(tmp_path, "--requirepass", FIRST) as plain:
-        client = connect(plain.url, password_file=str(password))
+        client = patient(plain.url, password_file=str(password))
         await client.set("key", "value")
         await client.config_set("requirepass", SECOND)
         secret_file.write(password, SECOND)

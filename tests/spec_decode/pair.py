@@ -37,6 +37,7 @@ from shared.settings import WorkerSettings
 GREEDY = {"temperature": 0.0}
 EOS = (2, 0)
 READ_ONE = (pooling_pb2.POOLER_UNSPECIFIED, pooling_pb2.POOLER_LAST)  # token's hidden state: a prefix may be cached
+PATIENCE_S = 60.0  # with what other threads and processes do
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Pair:
         name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
         there: queue.Queue[Prepared] = queue.Queue()
         self._grammars.prepare(name, message, there.put)
-        assert there.get(timeout=20).error is None
+        assert there.get(timeout=PATIENCE_S).error is None
         return name
 
     def adopt(self, held: HeldReport) -> None:
@@ -201,7 +202,7 @@ class Pair:
             if wire.HasField("disk_transfer"):
                 lost: queue.Queue[list[int]] = queue.Queue()
                 self.replica.move_on_disk(wire.disk_transfer, lambda some, _us, lost=lost: lost.put(some))
-                self._moves.append((order.transfer_id, lost.get(timeout=20)))
+                self._moves.append((order.transfer_id, lost.get(timeout=PATIENCE_S)))
             else:
                 with torch.inference_mode():
                     self.move(wire.transfer)

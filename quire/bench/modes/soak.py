@@ -156,7 +156,7 @@ async def _gauges(cluster: Cluster) -> Counter[str]:
 
 
 class Callers:
-    """What clients do, by name; each is drawn as often as the others."""
+    """What clients do, by name, in rounds: all of it once, in another order each time."""
 
     def __init__(self, client: AsyncClient, cluster: Cluster, record: Record, pause_s: float) -> None:
         self._pause_s = pause_s
@@ -173,8 +173,10 @@ class Callers:
         }
 
     async def run(self, draw: random.Random, end_s: float) -> None:
+        left: list[str] = []
         while time.monotonic() < end_s:
-            kind = draw.choice(list(self._kinds))
+            left = left or draw.sample(list(self._kinds), len(self._kinds))
+            kind = left.pop()
             try:
                 await self._kinds[kind](draw)
                 self._record.done[kind] += 1

@@ -14,14 +14,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire import LLM, SamplingParams
 from quire.client import Client
-from quire.cluster import Cluster, ClusterOptions
+from quire.cluster import Cluster, ClusterOptions, metrics_page
 from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_page import UP, merged
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.metrics import Counter, Gauge, Histogram, Metric
 from shared.errors import FailedPrecondition
+from tests.ports import quiet_port
 
+PATIENCE_S = 60.0
 FEW_BLOCKS = {"worker": {"num_blocks": 300}}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With services that answer, however long it takes them."""
+    monkeypatch.setattr(metrics_page, "PATIENCE_S", PATIENCE_S)
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -50,6 +58,7 @@ def test_pages_become_one_in_which_each_sample_has_its_service() -> None:
     }
 
 
+@pytest.mark.usefixtures("patient")
 def test_every_service_of_a_cluster_is_on_its_page_and_in_the_file_for_prometheus(tmp_path: Path) -> None:
     file = tmp_path / "targets.json"
     options = ClusterOptions(
@@ -83,20 +92,20 @@ def test_a_service_that_is_away_is_said_to_be_so_and_comes_back_on_its_port() ->
         assert samples(cluster.metrics.text())[UP, "worker-0"] == 0, "others are not held up for ever"
         worker.signal(signal.SIGKILL)
         worker.signal(signal.SIGCONT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while not worker.restarts or not worker.ready.is_set():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert worker.addresses["metrics"] == before
-        assert samples(cluster.metrics.text())[UP, "worker-0"] == 1
+        while samples(cluster.metrics.text())[UP, "worker-0"] != 1:
+            assert time.monotonic() < deadline
 
 
 def test_ports_are_one_behind_the_other_unless_nobody_asked_and_one_is_taken() -> None:
     endpoints = Endpoints()
     try:
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = taken.getsockname()[1]
+            taken.bind(("127.0.0.1", port := quiet_port()))
             with pytest.raises(FailedPrecondition, match=f"metrics_port: 127.0.0.1:{port} is in use"):
                 MetricsPorts(endpoints, port)
         ports = MetricsPorts(endpoints, port)
@@ -107,6 +116,7 @@ def test_ports_are_one_behind_the_other_unless_nobody_asked_and_one_is_taken() -
         endpoints.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_llm_tells_its_metrics_as_values() -> None:
     with LLM(num_blocks=300) as llm:
         llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

@@ -25,7 +25,9 @@ from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
-HEARTBEAT_S = 0.1
+# Longer than any test: a heartbeat that meets the end of a call makes gRPC forget why it has ended.
+HEARTBEAT_S = 60.0
+HEARTBEATS = {"heartbeat_interval_ms": int(1000 * HEARTBEAT_S)}  # a scheduler's settings
 WORKERS, FRONTENDS = "quire.worker.v1.WorkerService", "quire.scheduler.v1.SchedulerService"
 MODEL = model_pb2.ModelIdentity(name="paper", fingerprint="00", vocab_size=VOCAB)
 
@@ -43,8 +45,12 @@ class WorkerPeer:
     id: str = "w0"
     hello: worker_pb2.WorkerHello = field(default_factory=worker_pb2.WorkerHello)
     epoch: int = 0
+    heartbeat_s: float = HEARTBEAT_S
+    num_heartbeats: int = 0  # that came
     hold: asyncio.Event | None = None  # results wait for it
+    results_left: int = -1  # until it is cleared; below 0: it is not
     reads_on: bool = False  # other orders are seen while results wait
+    num_results: int = 0  # sent
     answering: list[asyncio.Future[None]] = field(default_factory=list)
     wrong: bool = False  # its next result ends the session; gRPC forgets why a call has ended if a write meets the end,
     falls_silent: bool = False  # so it sends no more
@@ -73,10 +79,20 @@ class WorkerPeer:
             self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             await self.dialler.meet(self.call, worker_pb2.AttachRequest, WORKERS, self.address, known=True)
             self.link = Duplex(
-                InParts(self.call), worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), HEARTBEAT_S
+                InParts(self.call), worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), self.heartbeat_s
             )
             self.link.send(worker_pb2.AttachRequest(hello=self._hello()))
             await lifecycle.first(self.link.pump(), self._read())
+
+    def stand_still_after(self, count: int) -> None:
+        """So many results from now on; the others wait until it goes on."""
+        self.hold, self.results_left = asyncio.Event(), count
+        self.hold.set()
+
+    def go_on(self) -> None:
+        assert self.hold is not None
+        self.results_left = -1
+        self.hold.set()
 
     async def leave(self) -> None:
         self.link.send(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving()))
@@ -90,6 +106,8 @@ class WorkerPeer:
         if kind == "welcome":
             self.epoch = message.welcome.epoch
             self.attached.set()
+        elif kind == "heartbeat":
+            self.num_heartbeats += 1
         elif kind == "cache_reset":
             self.num_resets += 1
         elif kind == "load_adapter":
@@ -112,10 +130,14 @@ class WorkerPeer:
 
     async def _answer(self, result: StepResult) -> None:
         if self.hold is not None:
+            if self.results_left == 0:
+                self.hold.clear()
+            self.results_left -= 1
             await self.hold.wait()
         await asyncio.sleep(self.step_s)
         if not self.falls_silent:
             self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+            self.num_results += 1
         self.falls_silent = self.falls_silent or self.wrong
 
     async def _load(self, order: worker_pb2.LoadAdapter) -> None:

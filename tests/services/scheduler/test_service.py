@@ -16,6 +16,7 @@ from services.scheduler.cluster.assignments import Assignments
 from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
+from services.scheduler.replicas.replica import Replica
 from shared import columns
 from shared.kv import block_hash
 from shared.pb.admin.v1 import admin_pb2
@@ -24,12 +25,13 @@ from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2
 from shared.process import lifecycle
 from shared.rpc.server import LIVENESS
+from shared.rpc.silence import SILENCE_FACTOR
 from shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.beam.test_beams import exhaustive
 from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
-from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer, layout
+from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer, layout
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
 PROMPTS = [[7, i, 3, i, i + 1, 9, 2, 8, 1] for i in range(8)]
@@ -62,6 +64,12 @@ class Bench:
         async with calling(admin_of("scheduler", self.address)) as admin:
             return {s.id: s for s in (await admin.GetStatus(admin_pb2.GetStatusRequest())).services}
 
+    async def until_idle(self, worker: str) -> None:
+        """An ended sequence's blocks are given back with the last step that names its slot."""
+        async with asyncio.timeout(60):
+            while (await self.status())[worker].blocks.used:
+                await asyncio.sleep(0.02)
+
     async def close(self) -> None:
         for peer in self.frontends:
             await peer.close()
@@ -80,7 +88,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     async def begin(**fields: object) -> Bench:
         announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
-        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "heartbeat_interval_ms": 100, "drain_timeout_s": 5}
+        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 5, **HEARTBEATS}
         settings = SchedulerSettings(**(values | fields))
         shutdown = lifecycle.Shutdown()
         task = asyncio.ensure_future(main.serve(settings, shutdown))
@@ -106,8 +114,8 @@ async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: St
     await frontend.ended(*range(len(PROMPTS)))
     for i, prompt in enumerate(PROMPTS):
         assert frontend.tokens[i] == oracle(prompt, len(prompt) + 20, eos=True)
+    await bench.until_idle("w0")
     status = await bench.status()
-    assert status["w0"].blocks.used == 0
     assert status["s0"].work.generated_tokens == sum(map(len, frontend.tokens.values()))
 
 
@@ -142,7 +150,8 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
         monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()
-    await bench.worker()
+    hold = asyncio.Event()  # nobody ends by himself
+    await bench.worker(hold=hold)
     flood, other = await bench.frontend(), await bench.frontend()
     await flood.until(lambda: flood.view.num_workers)
     for first in range(0, 4000, together):
@@ -153,6 +162,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     counted.clear()
     await flood.close()
     assert await most_in_a_turn(counted, lambda: len(counted) > 3500) <= 70
+    hold.set()
     await other.ended(0)
 
 
@@ -186,7 +196,8 @@ async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start:
 
 async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> None:
     bench = await start()
-    first = await bench.worker(id="w0", step_s=0.01)
+    first = await bench.worker(id="w0")
+    first.stand_still_after(10)
     frontend = await bench.frontend()
     prompt = list(range(9))
     search = sampling_pb2.BeamSearch(width=4, length_penalty=0.5)
@@ -201,7 +212,7 @@ async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> No
     for stream, (said, score, _) in zip((3, 4), exhaustive(prompt, rules), strict=True):
         assert frontend.tokens[stream] == said
         assert frontend.finished[stream].score == pytest.approx(score, abs=1e-4)
-    assert (await bench.status())["w1"].blocks.used == 0
+    await bench.until_idle("w1")
 
 
 async def test_sequences_wait_for_the_first_worker(start: Start) -> None:
@@ -258,7 +269,7 @@ async def test_an_error_of_one_workers_steps_ends_its_attachment_only(
 
 
 async def test_a_worker_that_hangs_is_given_up_and_its_late_result_refused(start: Start) -> None:
-    bench = await start(step_deadline_s=0.5)
+    bench = await start(step_deadline_s=1.0)
     hung = await bench.worker(id="w0", hold=asyncio.Event())
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0])
@@ -278,6 +289,16 @@ async def test_a_result_of_another_epoch_ends_the_session(start: Start) -> None:
     await frontend.submit(0, PROMPTS[0])
     with pytest.raises(grpc.aio.AioRpcError, match="epoch: the scheduler is at"):
         await worker.task  # type: ignore[attr-defined]
+
+
+async def test_a_worker_with_nothing_to_do_is_there_as_long_as_its_heart_beats(start: Start) -> None:
+    bench = await start(heartbeat_interval_ms=50)
+    worker = await bench.worker(heartbeat_s=0.05)
+    async with asyncio.timeout(60):
+        while worker.num_heartbeats < 3 * SILENCE_FACTOR:
+            await asyncio.sleep(0.05)
+    assert not worker.task.done()  # type: ignore[attr-defined]
+    assert (await bench.status())["w0"].epoch == worker.epoch
 
 
 async def test_a_worker_that_attaches_again_ends_its_old_session(start: Start) -> None:
@@ -314,9 +335,7 @@ async def test_a_frontend_that_goes_leaves_no_block_behind(start: Start) -> None
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     await frontend.close()
     bench.frontends.clear()
-    async with asyncio.timeout(60):
-        while (await bench.status())["w0"].blocks.used:
-            await asyncio.sleep(0.02)
+    await bench.until_idle("w0")
     assert (await bench.status())["s0"].running == 0
 
 
@@ -474,16 +493,22 @@ async def test_samples_of_one_submission_share_its_prompt(start: Start) -> None:
     assert frontend.tokens[0] == frontend.tokens[1] == frontend.tokens[2]
 
 
-async def test_the_cache_is_reset_between_steps(start: Start) -> None:
+async def test_the_cache_is_reset_between_steps(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = await start()
-    worker = await bench.worker(step_s=0.01)
+    worker = await bench.worker()
+    worker.stand_still_after(5)
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], max_tokens=60, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     async with calling(admin_of("scheduler", bench.address)) as admin:
         with pytest.raises(grpc.aio.AioRpcError, match="sequences run on w0"):
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
-        answer = await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
+        begun, pause = asyncio.Event(), Replica.pause
+        monkeypatch.setattr(Replica, "pause", lambda replica: (pause(replica), begun.set()))
+        reset = asyncio.ensure_future(admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True)))
+        await begun.wait()
+        worker.go_on()
+        answer = await reset
     assert answer.num_blocks > 0
     await frontend.ended(0)
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 60, eos=False)
@@ -491,15 +516,18 @@ async def test_the_cache_is_reset_between_steps(start: Start) -> None:
 
 
 async def test_a_draining_scheduler_finishes_and_takes_nothing_new(start: Start) -> None:
-    bench = await start()
-    await bench.worker(step_s=0.01)
+    bench = await start(drain_timeout_s=60)
+    worker = await bench.worker()
+    worker.stand_still_after(5)
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], max_tokens=40, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     bench.shutdown.request()  # type: ignore[attr-defined]
     await frontend.until(lambda: frontend.view.draining)
     await frontend.submit(1, PROMPTS[1])
-    await frontend.ended(0, 1)
+    await frontend.ended(1)
+    worker.go_on()
+    await frontend.ended(0)
     assert len(frontend.tokens[0]) == 40
     assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_UNAVAILABLE
     await bench.served  # type: ignore[attr-defined]

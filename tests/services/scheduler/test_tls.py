@@ -19,7 +19,7 @@ from shared.process import lifecycle
 from shared.rpc.trust import Dialler
 from shared.settings import SchedulerSettings, Tls
 from tests.services.scheduler.paper_worker import oracle
-from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
+from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_trust import LIMITS, PROMPT
 
 PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -71,7 +71,7 @@ async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         id="s0",
         grpc_port=0,
         metrics_port=0,
-        heartbeat_interval_ms=100,
+        **HEARTBEATS,
         drain_timeout_s=1,
         tls=written(tmp_path, "scheduler", ca),
     )

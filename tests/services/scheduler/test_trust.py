@@ -23,7 +23,7 @@ from shared.security.secret_file import SecretFile
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.paper_worker import oracle
-from tests.services.scheduler.scripted_peers import FRONTENDS, WORKERS, FrontendPeer, WorkerPeer
+from tests.services.scheduler.scripted_peers import FRONTENDS, HEARTBEATS, WORKERS, FrontendPeer, WorkerPeer
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
 PROMPT = [7, 1, 3, 1, 2, 9, 2, 8, 1]
@@ -68,7 +68,7 @@ async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterat
     announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
-        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "heartbeat_interval_ms": 100, "drain_timeout_s": 1}
+        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 1, **HEARTBEATS}
         shutdown = lifecycle.Shutdown()
         task = asyncio.ensure_future(main.serve(SchedulerSettings(**(values | fields)), shutdown))
         await asyncio.wait([task, announced], return_when=asyncio.FIRST_COMPLETED)
@@ -258,7 +258,7 @@ async def test_operators_questions_need_the_secret_too(guarded: Guarded) -> None
 
 
 async def test_strangers_who_say_nothing_are_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.rpc.trust.door.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("shared.rpc.trust.door.TIMEOUT_S", 1.0)
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
         await call.write(_introduced("worker w0"))

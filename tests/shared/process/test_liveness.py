@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -28,8 +27,8 @@ sys.exit(lifecycle.run(service))
 
 def start(body: str) -> subprocess.Popen[str]:
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    command = [sys.executable, "-c", PROGRAM.format(body=lines)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command, pipe = [sys.executable, "-c", PROGRAM.format(body=lines)], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "quire-test ready id=t\n"
     return process
@@ -50,11 +49,12 @@ def test_a_loop_that_is_slow_is_left_alone() -> None:
 
 
 def test_a_process_that_was_stopped_goes_on() -> None:
-    process = start("for _ in range(30):\n    await asyncio.sleep(0.05)")
+    process = start("await asyncio.to_thread(sys.stdin.readline)")
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)
-    os.kill(process.pid, signal.SIGCONT)
-    _, errors = process.communicate(timeout=60)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    _, errors = process.communicate("\n", timeout=60)
     assert (process.returncode, errors) == (0, "")
 
 

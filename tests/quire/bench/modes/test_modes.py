@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.bench.measuring import page_cache
-from quire.bench.modes import kernels
+from quire.bench.modes import kernels, restart
 from quire.bench.workload import shapes
 from quire.cli.main import main
 from quire.cluster import Cluster
@@ -182,7 +182,10 @@ def test_startup_says_when_what_was_ready(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_restart_says_what_a_killed_worker_still_had(capsys: pytest.CaptureFixture[str]) -> None:
+def test_restart_says_what_a_killed_worker_still_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "SETTLED_AFTER_S", 3.0)  # writers have the least priority
     rows = bench(capsys, "restart", "--count", "3", "--num-blocks", "2000", "--kv-offloading-size", "0.05", "--json")
     shares = {row["kept"]: row["cached_share"] for row in rows}
     assert list(shares) == ["nothing", "region", "disk"]

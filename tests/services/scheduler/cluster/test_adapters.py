@@ -20,7 +20,7 @@ from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
 __all__ = ["start"]
 
 ONE, OTHER = b"1" * 32, b"2" * 32
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:

@@ -11,8 +11,9 @@ from services.scheduler.cluster.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.paper_worker import oracle
-from tests.services.scheduler.scripted_peers import FrontendPeer
+from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
 
 __all__ = ["start"]
@@ -32,9 +33,17 @@ async def resume(bench: Bench) -> None:
         await admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
 
 
-async def begin(frontend: FrontendPeer, stream: int) -> None:
-    await frontend.submit(stream, PROMPTS[stream], max_tokens=NUM_TOKENS, eos_token_ids=b"")
-    await frontend.until(lambda: len(frontend.tokens[stream]) > 2)
+async def begin(frontend: FrontendPeer, worker: WorkerPeer) -> None:
+    """Stream 0, in whose middle the worker stands still."""
+    worker.stand_still_after(5)
+    await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+
+
+async def all_told(frontend: FrontendPeer, worker: WorkerPeer) -> int:
+    """Tokens of stream 0, once what the worker has said has come."""
+    await frontend.until(lambda: len(frontend.tokens[0]) == worker.num_results)
+    return worker.num_results
 
 
 def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
@@ -44,15 +53,15 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start) -> None:
+async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start, holding: Holding) -> None:
     bench = await start()
-    worker = await bench.worker(step_s=0.01)
+    worker = await bench.worker()
     frontend = await bench.frontend()
-    await begin(frontend, 0)
-    assert (await pause(bench)).num_kept == 1
+    await begin(frontend, worker)
+    assert (await holding.meet(worker, pause(bench))).num_kept == 1
     await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
-    await asyncio.sleep(SOME_STEPS_S)
-    before = len(frontend.tokens[0])
+    await frontend.until(lambda: (frontend.view.num_running, frontend.view.num_waiting) == (1, 1))
+    before = await all_told(frontend, worker)
     await asyncio.sleep(SOME_STEPS_S)
     states = {name: service.state for name, service in (await bench.status()).items()}
     assert (len(frontend.tokens[0]), len(frontend.tokens[1])) == (before, 0)
@@ -64,7 +73,7 @@ async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start) -> None:
     assert (await bench.status())["s0"].state == admin_pb2.STATE_READY
 
 
-async def test_the_answer_comes_when_no_step_is_under_way(start: Start) -> None:
+async def test_the_answer_comes_when_no_step_is_under_way(start: Start, holding: Holding) -> None:
     bench = await start()
     hold = asyncio.Event()
     await bench.worker(hold=hold)
@@ -72,6 +81,7 @@ async def test_the_answer_comes_when_no_step_is_under_way(start: Start) -> None:
     await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
     await frontend.until(lambda: frontend.view.num_running == 1)
     asked = asyncio.ensure_future(pause(bench))
+    await holding.begun.wait()
     await asyncio.sleep(SOME_STEPS_S)
     assert not asked.done()
     hold.set()
@@ -81,12 +91,12 @@ async def test_the_answer_comes_when_no_step_is_under_way(start: Start) -> None:
     await frontend.ended(0)
 
 
-async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start) -> None:
+async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start, holding: Holding) -> None:
     bench = await start()
-    worker = await bench.worker(step_s=0.01)
+    worker = await bench.worker()
     frontend = await bench.frontend()
-    await begin(frontend, 0)
-    answer = await pause(bench, ABORT)
+    await begin(frontend, worker)
+    answer = await holding.meet(worker, pause(bench, ABORT))
     await frontend.ended(0)
     assert (answer.num_kept, answer.num_aborted) == (0, 1)
     assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_CANCELLED
@@ -98,12 +108,12 @@ async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Sta
     assert says_what_the_oracle_says(frontend, 1)
 
 
-async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start) -> None:
+async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start, holding: Holding) -> None:
     bench = await start()
-    worker = await bench.worker(step_s=0.01)
+    worker = await bench.worker()
     frontend = await bench.frontend()
-    await begin(frontend, 0)
-    await pause(bench)
+    await begin(frontend, worker)
+    await holding.meet(worker, pause(bench))
     await frontend.submit(1, PROMPTS[1], timeout_ms=100)
     await frontend.cancel(0)
     await frontend.ended(0, 1)
@@ -113,12 +123,14 @@ async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start) -> 
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resumed(start: Start, leaves: bool) -> None:
+async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resumed(
+    start: Start, holding: Holding, leaves: bool
+) -> None:
     bench = await start()
-    worker = await bench.worker(id="w0", step_s=0.01)
+    worker = await bench.worker(id="w0")
     frontend = await bench.frontend()
-    await begin(frontend, 0)
-    await pause(bench)
+    await begin(frontend, worker)
+    await holding.meet(worker, pause(bench))
     if leaves:
         await worker.leave()
         await worker.task  # type: ignore[attr-defined]
@@ -126,7 +138,7 @@ async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resum
         worker.call.cancel()
         await asyncio.wait([worker.task])  # type: ignore[attr-defined]
     await bench.worker(id="w1")
-    before = len(frontend.tokens[0])
+    before = await all_told(frontend, worker)
     await asyncio.sleep(SOME_STEPS_S)
     assert len(frontend.tokens[0]) == before < NUM_TOKENS
     await resume(bench)
@@ -134,15 +146,15 @@ async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resum
     assert says_what_the_oracle_says(frontend, 0)
 
 
-async def test_a_reset_of_the_cache_does_not_resume(start: Start) -> None:
+async def test_a_reset_of_the_cache_does_not_resume(start: Start, holding: Holding) -> None:
     bench = await start()
-    await bench.worker(step_s=0.01)
+    worker = await bench.worker()
     frontend = await bench.frontend()
-    await begin(frontend, 0)
-    await pause(bench)
+    await begin(frontend, worker)
+    await holding.meet(worker, pause(bench))
     async with calling(admin_of("scheduler", bench.address)) as admin:
         await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
-    before = len(frontend.tokens[0])
+    before = await all_told(frontend, worker)
     await asyncio.sleep(SOME_STEPS_S)
     assert len(frontend.tokens[0]) == before
     await resume(bench)

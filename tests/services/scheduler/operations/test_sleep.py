@@ -11,6 +11,7 @@ import pytest
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer
@@ -41,12 +42,13 @@ def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
     )
 
 
-async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start) -> None:
+async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start, holding: Holding) -> None:
     bench = await start()
-    peer = await worker(bench, step_s=0.01)
+    peer = await worker(bench)
     frontend = await bench.frontend()
+    peer.stand_still_after(5)
     await begin(frontend, 0)
-    assert (await sleep(bench)).num_kept == 1
+    assert (await holding.meet(peer, sleep(bench))).num_kept == 1
     assert (peer.asleep, peer.sleep_level) == (BOTH, 1)
     await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
     status = await bench.status()
@@ -54,9 +56,9 @@ async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start)
     assert (list(status["w0"].asleep), status["w0"].sleep_level) == (BOTH, 1)
     await sleep(bench)
     assert await wake(bench, "weights") == ["kv_cache"]
-    num_tokens = len(frontend.tokens[0])
+    await frontend.until(lambda: len(frontend.tokens[0]) == peer.num_results)
     await asyncio.sleep(0.05)
-    assert len(frontend.tokens[0]) == num_tokens
+    assert len(frontend.tokens[0]) == peer.num_results < NUM_TOKENS
     assert await wake(bench, "kv_cache") == []
     await frontend.ended(0, 1)
     assert says_what_the_oracle_says(frontend, 0, 1)
@@ -91,12 +93,13 @@ async def test_memory_that_cannot_be_taken_again_is_asked_for_once_more(start: S
     await frontend.ended(0)
 
 
-async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start) -> None:
+async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, holding: Holding) -> None:
     bench = await start()
-    await worker(bench, step_s=0.01)
+    peer = await worker(bench)
     frontend = await bench.frontend()
+    peer.stand_still_after(5)
     await begin(frontend, 0)
-    assert (await sleep(bench, 1, pb.PAUSE_MODE_ABORT)).num_aborted == 1
+    assert (await holding.meet(peer, sleep(bench, 1, pb.PAUSE_MODE_ABORT))).num_aborted == 1
     await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, timeout_ms=50)
     await frontend.ended(0, 1)
     reasons = [frontend.finished[stream].reason for stream in (0, 1)]

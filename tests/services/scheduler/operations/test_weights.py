@@ -15,6 +15,7 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
 from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
 
@@ -87,12 +88,14 @@ async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
 
 async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) -> None:
     bench = await start()
-    peer = await worker(bench, step_s=0.005)
+    peer = await worker(bench, reads_on=True)
     frontend = await bench.frontend()
+    peer.stand_still_after(5)
     await begin(frontend, 0)
     updating = asyncio.ensure_future(update(bench))
     await until(lambda: peer.staged is not None)
     await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    peer.go_on()
     assert (await updating).num_aborted == 0
     await begin(frontend, 2)
     await frontend.ended(0, 1, 2)
@@ -101,17 +104,19 @@ async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) 
     assert len(frontend.tokens[0]) == len(frontend.tokens[1]) == NUM_TOKENS
 
 
-async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start) -> None:
+async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start, holding: Holding) -> None:
     bench = await start()
-    await worker(bench, step_s=0.01)
+    peer = await worker(bench, reads_on=True)
     frontend = await bench.frontend()
+    peer.stand_still_after(5)
     await begin(frontend, 0)
-    answer = await update(bench, mode=KEEP)
+    answer = await holding.meet(peer, update(bench, mode=KEEP))
     assert (answer.num_kept, answer.num_aborted) == (1, 0)
     await frontend.ended(0)
     assert frontend.weight_versions[0] == {"0", "one"}
+    peer.stand_still_after(5)
     await begin(frontend, 1)
-    assert (await update(bench, "two", mode=ABORT)).num_aborted == 1
+    assert (await holding.meet(peer, update(bench, "two", mode=ABORT))).num_aborted == 1
     await frontend.ended(1)
     assert frontend.weight_versions[1] == {"one"}
 
@@ -129,13 +134,16 @@ async def test_no_prefix_of_old_weights_is_found(start: Start) -> None:
     assert frontend.cached == {0: 0, 1: 20, 2: 0}
 
 
-async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_have_begun(start: Start) -> None:
+async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_have_begun(
+    start: Start, holding: Holding
+) -> None:
     bench = await start()
-    peer = await worker(bench, step_s=0.01)
+    peer = await worker(bench)
     frontend = await bench.frontend()
+    peer.stand_still_after(5)
     await begin(frontend, 0)
     async with calling(admin_of("scheduler", bench.address)) as admin:
-        await admin.PauseGeneration(pb.PauseGenerationRequest())
+        await holding.meet(peer, admin.PauseGeneration(pb.PauseGenerationRequest()))
         with pytest.raises(grpc.aio.AioRpcError, match="requests wait that have begun"):
             await update(bench)
         await until(lambda: peer.operated == [STAGE, DROP])
@@ -167,6 +175,7 @@ async def test_a_worker_that_comes_later_catches_up_before_it_gets_sequences(sta
     await worker(bench, 0)
     await update(bench)
     frontend = await bench.frontend()
+    await frontend.until(lambda: frontend.view.num_workers == 1)
     late = asyncio.Event()
     second = await worker(bench, 1, hold_orders={STAGE: late})
     await until_state(bench, "w1", pb.STATE_OUTDATED)

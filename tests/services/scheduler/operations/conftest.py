@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import pytest
+
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
+from tests.services.scheduler.scripted_peers import WorkerPeer
+
+T = TypeVar("T")
+
+
+class Holding:
+    """What operators ask for while steps are under way."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    def told(self, held: bool) -> None:
+        if held:
+            self.begun.set()
+
+    async def meet(self, peer: WorkerPeer, asked: Awaitable[T]) -> T:
+        """The answer to a call that meets what runs on a worker which stands still: it goes on once the scheduler
+        holds its workers."""
+        self.begun.clear()
+        answer = asyncio.ensure_future(asked)
+        await asyncio.wait([answer, begun := asyncio.ensure_future(self.begun.wait())], return_when="FIRST_COMPLETED")
+        begun.cancel()
+        peer.go_on()
+        return await answer
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
+    seen, hold = Holding(), Cluster.hold
+
+    def told(cluster: Cluster, reason: Hold, held: bool) -> None:
+        hold(cluster, reason, held)
+        seen.told(held)
+
+    monkeypatch.setattr(Cluster, "hold", told)
+    return seen
