@@ -127,9 +127,9 @@ async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbe
     assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"
 
 
-def endless(_index: int) -> SamplingParams:
-    """Of its own it does not end while a test looks."""
-    return SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+def long(_index: int) -> SamplingParams:
+    """For seconds: they are in the middle when somebody kills their frontend."""
+    return SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     try:
         words = (await other.stdout.readline()).decode().split()
         address = dict(word.split("=", 1) for word in words[2:])["grpc"]
-        doomed = Crowd(address, endless, count=16)
+        doomed = Crowd(address, long, count=16)
         crowd = Crowd(one_worker.grpc_address, greedy)
         await asyncio.gather(doomed.talking(), crowd.talking())
         other.kill()
