@@ -24,6 +24,7 @@ from shared.errors import (
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.process.supervision import Tasks
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 
@@ -239,21 +240,20 @@ async def _staged(
     calls: Sequence[AdminCall], pieces: AsyncIterator[WeightsPiece] | None
 ) -> list[scheduler_pb2.AdministerResponse]:
     """Raises the first refusal: of weights that come in pieces as soon as it is heard."""
-    answers = [asyncio.ensure_future(call.answer()) for call in calls]
+    tasks = Tasks()
+    answers = [tasks.start("what a scheduler says of new weights", call.answer()) for call in calls]
     try:
         if pieces is not None:
             await _pass_on(pieces, calls, answers)
         return await _all(answers)
     finally:
-        for answer in answers:
-            answer.cancel()
-        await asyncio.gather(*answers, return_exceptions=True)
+        await tasks.close()
 
 
 async def _pass_on(
     pieces: AsyncIterator[WeightsPiece],
     calls: Sequence[AdminCall],
-    answers: Sequence[asyncio.Future[scheduler_pb2.AdministerResponse]],
+    answers: Sequence[asyncio.Task[scheduler_pb2.AdministerResponse]],
 ) -> None:
     """Raises what a scheduler answers before it has them all: a write to a call that is over does not say why."""
     async for piece in pieces:
