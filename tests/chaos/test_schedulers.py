@@ -127,11 +127,6 @@ async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbe
     assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"
 
 
-def long(_index: int) -> SamplingParams:
-    """For seconds: they are in the middle when somebody kills their frontend."""
-    return SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
-
-
 @pytest.mark.slow
 async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     one_worker: Cluster, undisturbed: dict[str, Said]
@@ -144,7 +139,7 @@ async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     try:
         words = (await other.stdout.readline()).decode().split()
         address = dict(word.split("=", 1) for word in words[2:])["grpc"]
-        doomed = Crowd(address, long, count=16)
+        doomed = Crowd(address, greedy, count=16)
         crowd = Crowd(one_worker.grpc_address, greedy)
         await asyncio.gather(doomed.talking(), crowd.talking())
         other.kill()
