@@ -36,6 +36,7 @@ class ServiceProcess:
         self._report = report
         self._log = log
         self._process: subprocess.Popen[str] | None = None
+        self._hearing = threading.Lock()  # held by whoever says which process is the present one, or that it is ready
         self._pauses = Restarts()
         self._restart_at = 0.0
 
@@ -54,7 +55,7 @@ class ServiceProcess:
     def start(self) -> None:
         own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
         environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             self.spec.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # that somebody reads
@@ -64,9 +65,11 @@ class ServiceProcess:
             env=environment,
             start_new_session=True,  # Ctrl-C is for us to pass on, once
         )
-        self.ready.clear()  # a line of the process before counts no longer
+        with self._hearing:
+            self.ready.clear()  # before anybody sees the new one; a line of the one before counts no longer
+            self._process = process
         hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen
-        threading.Thread(target=hear, args=(self._process,), daemon=True).start()
+        threading.Thread(target=hear, args=(process,), daemon=True).start()
 
     def watch(self, now: float) -> None:
         """Restarts it if it died; called again and again."""
@@ -117,9 +120,10 @@ class ServiceProcess:
         with contextlib.suppress(ValueError):  # close() came first
             for line in process.stdout:
                 addresses = announced(line, self.spec.role)
-                if addresses and process is self._process:
-                    self.addresses = addresses
-                    self.ready.set()
+                with self._hearing:
+                    if addresses and process is self._process:
+                        self.addresses = addresses
+                        self.ready.set()
 
     def _await_socket(self, process: subprocess.Popen[str]) -> None:
         """Redis announces nothing: it is ready when it can be reached."""

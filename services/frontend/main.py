@@ -111,14 +111,7 @@ class Frontend:
         serving = vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
         http = self._tasks.start("http", serving)
         await self.http.server.listening()
-        announce(
-            "frontend",
-            self._settings.name,
-            http=self.http_address,
-            grpc=self.grpc_address,
-            admin=self.admin.address,
-            **({"metrics": self.metrics_address} if self.metrics_address else {}),
-        )
+        self._tasks.start("announcement", self._announce())
         self._health.begin()
         background = [
             restarted("liveness", self._health.watch),
@@ -131,6 +124,19 @@ class Frontend:
             *self._offline.tasks(),
         ]
         await first(http, *background, self._drain_when_asked(http))
+
+    async def _announce(self) -> None:
+        """Once there is a session: whoever hears of it may ask at once, and finds it in good health."""
+        while not self.core.client.is_open:
+            await self.core.client.changed()
+        announce(
+            "frontend",
+            self._settings.name,
+            http=self.http_address,
+            grpc=self.grpc_address,
+            admin=self.admin.address,
+            **({"metrics": self.metrics_address} if self.metrics_address else {}),
+        )
 
     async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
         """Refuses what is new from the signal on, waits for what is under way, then closes the doors."""
@@ -147,6 +153,7 @@ class Frontend:
         await http
 
     async def close(self) -> None:
+        await self._tasks.close()
         await self._grpc.server.stop(0)
         await self.admin.stop()
         await self.core.streams.close()

@@ -21,7 +21,7 @@ from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PATIENCE_S = 60.0
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -117,7 +117,7 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
     pipe = held_up(tmp_path, (folder / "adapter_config.json").resolve())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker = WORKER | {"lora_folders": [str(folder.parent)]}
-    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER) as cluster:
+    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         with Client(cluster.grpc_address) as client:
             crowd = Crowd(cluster.grpc_address, greedy)
             await crowd.talking()

@@ -19,17 +19,24 @@ from quire.params import SamplingParams
 from quire.requests import Options
 from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
-from tests.chaos.streams import greedy, prompts
+from tests.chaos.streams import prompts
 from tests.e2e.conftest import running_cluster
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 NUM_STREAMS = 6
+# Of answers, which take seconds: in the middle when somebody who hears of their first tokens kills their frontend.
+GREEDY_TOKENS, SEEDED_TOKENS, BACKGROUND_TOKENS = 1000, 400, 1500
+
+
+def greedy(_index: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
 
 
 def seeded(index: int) -> SamplingParams:
     """Two samples each, with log-probabilities."""
-    return SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1000 + index, logprobs=2, max_tokens=60)
+    drawn = {"temperature": 0.8, "top_p": 0.9, "seed": 1000 + index}
+    return SamplingParams(n=2, **drawn, logprobs=2, max_tokens=SEEDED_TOKENS, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,7 @@ async def ended(http: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
 async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_another(with_redis: Cluster) -> None:
     """They were never streamed: whoever polls has them gone on with."""
     bodies = [
-        {"input": prompt, "temperature": 0, "max_output_tokens": 200, "ignore_eos": True}
+        {"input": prompt, "temperature": 0, "max_output_tokens": BACKGROUND_TOKENS, "ignore_eos": True}
         for prompt in prompts()[:NUM_STREAMS]
     ]
     async with httpx.AsyncClient(base_url=f"http://{with_redis.http_address}", timeout=120) as http:
@@ -133,7 +140,7 @@ async def test_a_frontend_is_killed_and_responses_in_the_background_go_on_at_ano
         found = await asyncio.gather(*(ended(http, response["id"]) for response in begun))
         whole = await asyncio.gather(*(http.post("/v1/responses", json=body) for body in bodies))
     for response, undisturbed in zip(found, whole, strict=True):
-        assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 200)
+        assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", BACKGROUND_TOKENS)
         texts = [one["output"][0]["content"][0]["text"] for one in (response, undisturbed.json())]
         assert texts[0] == texts[1]
     await asyncio.to_thread(leaves_nothing_behind, with_redis)

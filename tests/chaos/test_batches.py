@@ -25,13 +25,14 @@ from tests.e2e.conftest import running_cluster
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 NUM_LINES = 32
+LINE_TOKENS = 200  # of an answer: the lines behind the first ones take seconds
 ENDPOINT = "/v1/completions"
 
 
 def lines() -> list[dict[str, object]]:
     texts = prompts()
     bodies = (
-        {"prompt": texts[number % len(texts)], "temperature": 0, "max_tokens": 40, "ignore_eos": True}
+        {"prompt": texts[number % len(texts)], "temperature": 0, "max_tokens": LINE_TOKENS, "ignore_eos": True}
         for number in range(NUM_LINES)
     )
     return [{"custom_id": f"q{n}", "method": "POST", "url": ENDPOINT, "body": body} for n, body in enumerate(bodies)]

@@ -14,7 +14,7 @@ from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_kv_handover import told
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 HANDOVERS = "quire_scheduler_handovers_total"
 APART = SCHEDULER | {"prefill_threshold": 16}

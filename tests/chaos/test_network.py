@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from quire.cluster import Cluster, ClusterOptions
 from quire.cluster.endpoints import Endpoints
-from tests.chaos.conftest import SCHEDULER, WORKER, Said
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said
 from tests.chaos.proxy import Proxy
 from tests.chaos.test_workers import survives
 
@@ -34,7 +34,7 @@ async def relayed() -> AsyncIterator[Relayed]:
         await proxy.start()
     settings = {
         "worker": {**WORKER, "scheduler": f"127.0.0.1:{proxies['worker'].port}"},
-        "frontend": {"schedulers": (f"127.0.0.1:{proxies['frontend'].port}",)},
+        "frontend": {**FRONTEND, "schedulers": (f"127.0.0.1:{proxies['frontend'].port}",)},
         "scheduler": {**SCHEDULER, "grpc_port": port},
     }
     cluster = Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings))

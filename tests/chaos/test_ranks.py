@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from quire.client import Client
 from quire.cluster import Cluster
-from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen, services
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen
 from tests.chaos.streams import everything, greedy
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
+from tests.waiting import services
 
 pytestmark = pytest.mark.timeout(300)
 RANKS = {**WORKER, "tensor_parallel_size": 2}
@@ -143,7 +145,8 @@ async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
 async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_starts(
     alone: Cluster, undisturbed: dict[str, Said]
 ) -> None:
-    epoch = services(alone.grpc_address)["worker-0"].epoch
+    with Client(alone.grpc_address) as client:
+        epoch = services(client, "worker-0")["worker-0"].epoch
 
     async def kill_early() -> None:
         before = rank_of(alone, "worker-0")
@@ -158,7 +161,8 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
         os.kill(before, signal.SIGKILL)
 
     await survives(alone, undisturbed, kill_early)
-    assert services(alone.grpc_address)["worker-0"].epoch > epoch
+    with Client(alone.grpc_address) as client:
+        assert services(client, "worker-0")["worker-0"].epoch > epoch
 
 
 @pytest.mark.slow

@@ -16,13 +16,12 @@ import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.pb.admin.v1 import admin_pb2
-from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.conftest import FRONTEND, leaves_nothing_behind
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.kv.test_disk import few, kill_worker, settled
+from tests.e2e.kv.test_disk import few, kill_worker
 from tests.e2e.kv.test_host_memory import questions, say
-from tests.e2e.outputs.test_mixed_streams import worker_of
+from tests.waiting import until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,7 +57,10 @@ def stored(client: Client, count: int, said: Future[Any]) -> None:
 def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: Path, region: str) -> None:
     """Three times, with host memory in a region and a disk: it comes back to what was whole."""
     settings = few(tmp_path) | {"kv_offloading_region": region}
-    with running_cluster(worker=settings, scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+    with (
+        running_cluster(worker=settings, scheduler=SMALL, frontend=FRONTEND) as cluster,
+        Client(cluster.grpc_address) as client,
+    ):
         for _ in range(3):
             with ThreadPoolExecutor(1) as asking:
                 said: Future[Any] = asking.submit(say, client, ASKED)
@@ -73,24 +75,19 @@ def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: 
         leaves_nothing_behind(cluster)
 
 
-def attached(client: Client) -> None:
-    """Once the scheduler is back, and the worker with it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not any(service.role == admin_pb2.ROLE_WORKER for service in client.status()):
-        assert time.monotonic() < deadline, "no worker is attached"
-        time.sleep(0.05)
-
-
 def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp_path: Path) -> None:
     """Three times, to host memory, to the disk and back: the next one knows nothing of what was on its way."""
-    with running_cluster(worker=few(tmp_path), scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+    with (
+        running_cluster(worker=few(tmp_path), scheduler=SMALL, frontend=FRONTEND) as cluster,
+        Client(cluster.grpc_address) as client,
+    ):
         for _ in range(3):
             with ThreadPoolExecutor(1) as asking:
                 said: Future[Any] = asking.submit(say, client, ASKED)
                 stored(client, 4, said)
                 os.kill(pid(cluster, "scheduler-0"), signal.SIGKILL)
                 assert said.result(PATIENCE_S)[0] == expected
-            attached(client)
+            worker_of(client)  # the scheduler is back, and the worker with it
         assert cluster.process("scheduler-0").restarts == 3
         again, _, cached = say(client, ASKED)
         assert again == expected
@@ -99,9 +96,9 @@ def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp
 
 
 def test_torn_swapped_and_missing_files(expected: list[str], tmp_path: Path) -> None:
-    with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
+    with running_cluster(worker=few(tmp_path), frontend=FRONTEND) as cluster, Client(cluster.grpc_address) as client:
         say(client, ASKED)
-        settled(client)
+        until_nothing_moves(client)
         held = files(tmp_path)
         assert len(held) > 60
         for path, other in zip(held[::4], held[1::4], strict=False):
@@ -129,7 +126,7 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
         resource.prlimit(pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         assert say(client, ASKED)[0] == expected
-        dropped = settled(client)
+        dropped = until_nothing_moves(client).disk
         assert dropped.dropped > 50
         assert dropped.held == 0
         assert not [path for path in tmp_path.rglob("*") if path.suffix in (".kv", ".new")]
@@ -137,7 +134,7 @@ def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
             pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         )
         assert say(client, ASKED)[0] == expected
-        assert settled(client).held > 50, "it takes blocks again"
+        assert until_nothing_moves(client).disk.held > 50, "it takes blocks again"
         leaves_nothing_behind(cluster)
 
 
@@ -145,7 +142,7 @@ def test_a_disk_that_hangs(expected: list[str], tmp_path: Path) -> None:
     """Whoever opens one of these files waits for ever."""
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
         say(client, ASKED)
-        settled(client)
+        until_nothing_moves(client)
         for path in files(tmp_path)[::3]:
             path.unlink()
             os.mkfifo(path)

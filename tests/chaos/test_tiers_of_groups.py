@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from quire.client import Client
-from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.conftest import FRONTEND, leaves_nothing_behind
 from tests.chaos.test_ranks import rank_of
 from tests.chaos.test_tiers import PATIENCE_S, SMALL, files, stored
 from tests.e2e.conftest import running_cluster
-from tests.e2e.kv.test_disk import few, kill_worker, settled
+from tests.e2e.kv.test_disk import few, kill_worker
 from tests.e2e.kv.test_host_memory import FEW, host_memory, say
 from tests.e2e.kv.test_tiers_of_groups import ASKED, EXACT, undisturbed, windowed
-from tests.e2e.outputs.test_mixed_streams import worker_of
+from tests.waiting import until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,7 +39,7 @@ def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, re
     folder = tmp_path / "kv"
     settings = few(folder) | EXACT | {"num_blocks": 80, "kv_offloading_region": region}
     with (
-        running_cluster(worker=settings, scheduler=SMALL, model=model) as cluster,
+        running_cluster(worker=settings, scheduler=SMALL, frontend=FRONTEND, model=model) as cluster,
         Client(cluster.grpc_address) as client,
     ):
         for _ in range(2):
@@ -48,7 +48,7 @@ def test_a_worker_with_windows_that_is_killed_while_it_stores(tmp_path: Path, re
                 stored(client, 4, said)
                 kill_worker(cluster)
                 assert said.result(PATIENCE_S)[0] == expected
-            settled(client)
+            until_nothing_moves(client)
             for path in files(folder)[::4]:
                 path.unlink()
             for path in files(folder)[1::4]:
@@ -64,7 +64,10 @@ def test_a_rank_that_is_killed_while_it_stores() -> None:
     """Twice: its worker's epoch ends, and the next one begins with nothing in host memory."""
     ranks = {"tensor_parallel_size": 2} | EXACT
     expected, _ = undisturbed(ranks)
-    with running_cluster(worker=FEW | ranks, scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+    with (
+        running_cluster(worker=FEW | ranks, scheduler=SMALL, frontend=FRONTEND) as cluster,
+        Client(cluster.grpc_address) as client,
+    ):
         for _ in range(2):
             with ThreadPoolExecutor(1) as asking:
                 said: Future[Any] = asking.submit(say, client, ASKED)

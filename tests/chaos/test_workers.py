@@ -15,8 +15,10 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded
-from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page, services
+from tests import waiting
+from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page
 from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -119,7 +121,8 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
 
 
 async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
-    epoch = services(two_workers.grpc_address)["worker-0"].epoch
+    with Client(two_workers.grpc_address) as client:
+        epoch = waiting.services(client, "worker-0")["worker-0"].epoch
 
     async def hang() -> None:
         os.kill(pid(two_workers, "worker-0"), signal.SIGSTOP)
@@ -127,10 +130,8 @@ async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, u
         os.kill(pid(two_workers, "worker-0"), signal.SIGCONT)
 
     await survives(two_workers, undisturbed, hang)
-    async with asyncio.timeout(60):
-        while "worker-0" not in (found := services(two_workers.grpc_address)):
-            await asyncio.sleep(0.1)
-    assert found["worker-0"].epoch > epoch
+    with Client(two_workers.grpc_address) as client:
+        assert waiting.services(client, "worker-0")["worker-0"].epoch > epoch
 
 
 @pytest.mark.slow
@@ -147,7 +148,8 @@ async def test_the_only_worker_leaves(one_worker: Cluster, undisturbed: dict[str
 async def test_workers_come_and_go_under_load(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     async def scale() -> None:
         await asyncio.to_thread(one_worker.scale_workers, 4)
-        assert {f"worker-{i}" for i in range(4)} <= set(services(one_worker.grpc_address))
+        with Client(one_worker.grpc_address) as client:
+            await asyncio.to_thread(waiting.services, client, *(f"worker-{i}" for i in range(4)))
         await asyncio.to_thread(one_worker.scale_workers, 1)
 
     await survives(one_worker, undisturbed, scale)
@@ -158,7 +160,8 @@ async def test_requests_wait_while_there_is_no_worker(one_worker: Cluster, undis
     await asyncio.to_thread(one_worker.scale_workers, 0)
     crowd = Crowd(one_worker.grpc_address, greedy)
     with Client(one_worker.grpc_address) as client:
-        assert [(model.name, model.ready) for model in client.models()] == [("quire-tiny", False)]
+        told = [("quire-tiny", False)]
+        await asyncio.to_thread(until, lambda: [(model.name, model.ready) for model in client.models()] == told)
         with pytest.raises(DeadlineExceeded):
             await asyncio.to_thread(client.generate, "Once", None, None, 1.0)
     assert not crowd.errors

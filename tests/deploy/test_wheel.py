@@ -15,7 +15,7 @@ import pytest
 from kernels.cpu import build, built
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = (".git", ".venv", "build", "dist", "tests", "*.egg-info", ".*_cache", "__pycache__")
+LEFT_OUT = (".git", ".venv", ".hypothesis", "build", "dist", "tests", "*.egg-info", ".*_cache", "__pycache__")
 
 
 @pytest.fixture(scope="module")

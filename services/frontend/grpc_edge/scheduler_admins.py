@@ -19,16 +19,17 @@ from shared.errors import (
     QuireError,
     ResourceExhausted,
     Unavailable,
+    from_proto,
 )
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.process.supervision import Tasks
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 
-TIMEOUT_S = 2.0
-PAUSE_TIMEOUT_S = 60.0  # steps end meanwhile
-LOAD_TIMEOUT_S = 60.0  # workers read files
+STATUS_TIMEOUT_S = 2.0  # whoever looks wants to see the others, too
+ANSWER_TIMEOUT_S = 60.0  # steps end meanwhile, workers read files, and a busy machine may stand still for a moment
 UPDATE_TIMEOUT_S = 3600.0  # and what runs may go on to its end before
 Result = TypeVar("Result")
 KEPT: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
@@ -63,7 +64,8 @@ class SchedulerAdmins:
 
     async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
         try:
-            answer = await self._ask(address, scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest()))
+            question = scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest())
+            answer = await self._ask(address, question, STATUS_TIMEOUT_S)
         except QuireError:
             return [pb.ServiceStatus(role=pb.ROLE_SCHEDULER, id=address, address=address, state=pb.STATE_DOWN)]
         return list(answer.status.services)
@@ -71,13 +73,13 @@ class SchedulerAdmins:
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> int:
         """Blocks forgotten by all of them; raises the first refusal once all have answered."""
         question = scheduler_pb2.AdministerRequest(reset_prefix_cache=request)
-        answers = await self._ask_all(question, PAUSE_TIMEOUT_S)
+        answers = await self._ask_all(question)
         return sum(answer.prefix_cache_reset.num_blocks for answer in answers)
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
         """Of all of them; raises the first refusal once all have answered: the others are paused then."""
         question = scheduler_pb2.AdministerRequest(pause_generation=request)
-        paused = [answer.generation_paused for answer in await self._ask_all(question, PAUSE_TIMEOUT_S)]
+        paused = [answer.generation_paused for answer in await self._ask_all(question)]
         return pb.PauseGenerationResponse(
             num_kept=sum(one.num_kept for one in paused), num_aborted=sum(one.num_aborted for one in paused)
         )
@@ -101,11 +103,7 @@ class SchedulerAdmins:
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
             calls = await _all(opened)
             await _all([call.tell(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
-            if pieces is not None:
-                async for piece in pieces:
-                    part = scheduler_pb2.AdministerRequest(weights_piece=piece)
-                    await _all([call.tell(part) for call in calls])
-            staged = await _all([call.answer() for call in calls])
+            staged = await _staged(calls, pieces)
             if not any(answer.weights_staged.num_workers for answer in staged):
                 raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
             swap = scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights())
@@ -134,7 +132,7 @@ class SchedulerAdmins:
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Of all of them; raises the first refusal once all have answered: then none offers what is new."""
         question = scheduler_pb2.AdministerRequest(load_adapter=request)
-        answers = await self._answers(question, LOAD_TIMEOUT_S)
+        answers = await self._answers(question)
         refusal = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         loaded = [answer.adapter_loaded for answer in answers if not isinstance(answer, BaseException)]
         if refusal is not None:
@@ -167,7 +165,7 @@ class SchedulerAdmins:
         return pb.ListAdaptersResponse(adapters=[found[key] for key in sorted(found)])
 
     async def _ask_all(
-        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse]:
         """Raises the first refusal once all have answered."""
         answers = await self._answers(question, timeout_s)
@@ -177,13 +175,13 @@ class SchedulerAdmins:
         return [answer for answer in answers if isinstance(answer, scheduler_pb2.AdministerResponse)]
 
     async def _answers(
-        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse | BaseException]:
         calls = (self._ask(address, question, timeout_s) for address in self._schedulers.addresses)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(
-        self, address: str, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+        self, address: str, question: scheduler_pb2.AdministerRequest, timeout_s: float
     ) -> scheduler_pb2.AdministerResponse:
         try:
             async with asyncio.timeout(timeout_s), self._call(address) as call:
@@ -230,7 +228,44 @@ class AdminCall:
             answer: Any = await InParts(self._call).read()
         if answer is grpc.aio.EOF:
             raise Unavailable(f"scheduler at {self.address} gave no answer")
+        if answer.HasField("weights_refused"):
+            error = from_proto(answer.weights_refused)
+            raise (type(error) if isinstance(error, KEPT) else Unavailable)(
+                f"scheduler at {self.address}: {error.message}"
+            )
         return answer  # type: ignore[no-any-return]
+
+
+async def _staged(
+    calls: Sequence[AdminCall], pieces: AsyncIterator[WeightsPiece] | None
+) -> list[scheduler_pb2.AdministerResponse]:
+    """Raises the first refusal: of weights that come in pieces as soon as it is heard."""
+    tasks = Tasks()
+    answers = [tasks.start("what a scheduler says of new weights", call.answer()) for call in calls]
+    try:
+        if pieces is not None:
+            await _pass_on(pieces, calls, answers)
+        return await _all(answers)
+    finally:
+        await tasks.close()
+
+
+async def _pass_on(
+    pieces: AsyncIterator[WeightsPiece],
+    calls: Sequence[AdminCall],
+    answers: Sequence[asyncio.Task[scheduler_pb2.AdministerResponse]],
+) -> None:
+    """Raises what a scheduler answers before it has them all: a write to a call that is over does not say why."""
+    async for piece in pieces:
+        part = scheduler_pb2.AdministerRequest(weights_piece=piece)
+        told = await asyncio.gather(*(call.tell(part) for call in calls), return_exceptions=True)
+        if any(answer.done() for answer in answers) or any(isinstance(one, BaseException) for one in told):
+            break
+    else:
+        return
+    heard, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+    for answer in heard:
+        answer.result()
 
 
 async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:

@@ -10,7 +10,7 @@ import grpc.aio
 from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.operations.administration import Administration
 from shared.columns import ColumnError
-from shared.errors import FailedPrecondition, QuireError, transport
+from shared.errors import FailedPrecondition, QuireError, to_proto, transport
 from shared.logs import logger
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -64,7 +64,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], asked: pb.UpdateWeights
     ) -> None:
         """Staged first; swapped in if the caller says so, dropped if it leaves."""
-        pieces = None if asked.request.path else _pieces(context)
+        if asked.request.path:
+            await self._staged(context, asked, None)
+            return
+        try:
+            await self._staged(context, asked, _pieces(context))
+        except QuireError as error:
+            await context.write(pb.AdministerResponse(weights_refused=to_proto(error)))
+            raise
+
+    async def _staged(
+        self,
+        context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse],
+        asked: pb.UpdateWeights,
+        pieces: AsyncIterator[WeightsPiece] | None,
+    ) -> None:
         async with self._administration.updates.staged(asked.update, asked.request, pieces) as update:
             await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=update.num_workers)))
             go_on = await context.read()

@@ -30,7 +30,7 @@ def openai_parses_chats(url: str) -> None:
     import openai
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        asked: Any = {"model": MODEL, "messages": ASK, "max_tokens": 100}
+        asked: Any = {"model": MODEL, "messages": ASK, "max_tokens": 100, "temperature": 0}
         reply = client.chat.completions.parse(**asked, response_format=Town)
         assert isinstance(reply.choices[0].message.parsed, Town)
         with client.chat.completions.stream(**asked, response_format=Town) as stream:
@@ -47,7 +47,7 @@ def openai_parses_responses(url: str) -> None:
     import openai
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        asked: Any = {"model": MODEL, "input": ASK, "max_output_tokens": 100}
+        asked: Any = {"model": MODEL, "input": ASK, "max_output_tokens": 100, "temperature": 0}
         assert isinstance(client.responses.parse(**asked, text_format=Town).output_parsed, Town)
         with client.responses.stream(**asked, text_format=Town) as stream:
             assert isinstance(stream.get_final_response().output_parsed, Town)
@@ -64,14 +64,16 @@ def anthropic_streams_counts_and_calls(url: str) -> None:
     import anthropic
 
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
-        with client.messages.stream(model=MODEL, max_tokens=20, messages=ASK) as stream:
+        greedy: Any = {"extra_body": {"temperature": 0}}
+        with client.messages.stream(model=MODEL, max_tokens=20, messages=ASK, **greedy) as stream:
             reply = stream.get_final_message()
         assert [block.text for block in reply.content if block.type == "text"] == [ANSWER]
         counted = client.messages.count_tokens(model=MODEL, messages=ASK)
         assert counted.input_tokens == reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0)
         tool: Any = {"name": "town", "description": "A town.", "input_schema": Town.model_json_schema()}
         choice: Any = {"type": "any", "disable_parallel_tool_use": True}
-        called = client.messages.create(model=MODEL, max_tokens=200, messages=ASK, tools=[tool], tool_choice=choice)
+        asked: Any = {"model": MODEL, "max_tokens": 200, "messages": ASK, **greedy}
+        called = client.messages.create(**asked, tools=[tool], tool_choice=choice)
         (block,) = called.content
         assert block.type == "tool_use"
         assert Town.model_validate(block.input)
@@ -122,7 +124,7 @@ def litellm_completes(url: str) -> None:
 
     for provider, base in (("openai", f"{url}/v1"), ("hosted_vllm", f"{url}/v1"), ("anthropic", url)):
         asked: Any = {"model": f"{provider}/{MODEL}", "api_base": base, "api_key": "none"}
-        asked |= {"messages": ASK, "max_tokens": 20}
+        asked |= {"messages": ASK, "max_tokens": 20, "temperature": 0}
         assert litellm.completion(**asked).choices[0].message.content == ANSWER
         pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**asked, stream=True)]
         assert "".join(pieces) == ANSWER

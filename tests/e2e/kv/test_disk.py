@@ -6,20 +6,16 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_host_memory import FEW, questions, say
-from tests.e2e.outputs.test_mixed_streams import worker_of
-
-PATIENCE_S = 60
+from tests.waiting import until_nothing_moves
 
 
 def few(folder: Path) -> dict[str, object]:
@@ -31,18 +27,6 @@ def few(folder: Path) -> dict[str, object]:
         "kv_offloading_disk": str(folder),
         "kv_offloading_disk_size": 0.1,
     }
-
-
-def settled(client: Client) -> admin_pb2.DiskBlocks:
-    """Once nothing is on its way there any more."""
-    before, deadline = worker_of(client).disk, time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        now = worker_of(client).disk
-        if now == before:
-            break
-        before = now
-    return before
 
 
 @pytest.mark.slow
@@ -69,11 +53,11 @@ def test_prompts_come_back_from_disk_also_after_a_worker_was_killed(client: Clie
     expected, num_prompt_tokens, _ = say(client, asked)
     with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as patient:
         first, *_ = say(patient, asked)
-        held = settled(patient)
+        held = until_nothing_moves(patient)
         again, _, cached = say(patient, asked)
-        after = settled(patient)
+        after = until_nothing_moves(patient).disk
         assert [first, again] == [expected, expected]
-        assert worker_of(patient).host_memory.total < 60 < held.held, "more than host memory has"
+        assert held.host_memory.total < 60 < held.disk.held, "more than host memory has"
         assert (after.lost, after.dropped) == (0, 0)
         assert after.fetched > 40
         assert cached > num_prompt_tokens / 2

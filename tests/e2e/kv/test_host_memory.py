@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from evals import held_back_items
 from quire import SamplingParams
@@ -13,12 +12,11 @@ from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.outputs.test_mixed_streams import worker_of
+from tests.waiting import until_nothing_moves, worker_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 FEW = {"num_blocks": 40, "block_size": 16, "kv_offloading_size": 0.02}
 LONGEST = 3000  # characters
-PATIENCE_S = 60
 
 
 def questions() -> list[list[dict[str, str]]]:
@@ -38,26 +36,14 @@ def host_memory(client: Client) -> admin_pb2.HostMemory:
     return worker_of(client).host_memory
 
 
-def settled(client: Client) -> admin_pb2.HostMemory:
-    """Once nothing is on its way there any more."""
-    before, deadline = host_memory(client), time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        now = host_memory(client)
-        if now == before:
-            break
-        before = now
-    return before
-
-
 def test_prompts_come_back_from_host_memory(client: Client) -> None:
     asked = questions()
     expected, num_prompt_tokens, _ = say(client, asked)
     with running_cluster(worker=FEW) as cluster, Client(cluster.grpc_address) as few:
         first, *_ = say(few, asked)
-        held = settled(few)
+        held = until_nothing_moves(few).host_memory
         again, _, cached = say(few, asked)
-        after = settled(few)
+        after = until_nothing_moves(few).host_memory
         assert [first, again] == [expected, expected]
         assert held.held > 60, "more than the device has"
         assert after.fetched > 40
@@ -70,10 +56,11 @@ def _survives_a_scheduler(
     cluster: Cluster, client: Client, asked: list[list[dict[str, str]]], expected: list[str]
 ) -> None:
     """It learns from the worker what host memory holds."""
-    before = host_memory(client).held
+    before = until_nothing_moves(client).host_memory.held
     os.kill(pid(cluster, "scheduler-0"), signal.SIGKILL)
     again, num_prompt_tokens, cached = say(client, asked)
     assert again == expected
     assert cached > num_prompt_tokens / 2
-    assert host_memory(client).fetched > 40
-    assert host_memory(client).held >= before
+    after = until_nothing_moves(client).host_memory
+    assert after.fetched > 40
+    assert after.held >= before

@@ -10,7 +10,8 @@ from evals import held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from tests.e2e.conftest import running_cluster
-from tests.e2e.outputs.test_mixed_streams import ask, worker_of
+from tests.e2e.outputs.test_mixed_streams import ask
+from tests.waiting import worker_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 LONGEST = 2000  # characters

@@ -9,10 +9,10 @@ import pytest
 
 from quire.client import Client
 from tests.e2e.conftest import running_cluster
-from tests.e2e.kv import test_disk
 from tests.e2e.kv.test_disk import few, kill_worker
-from tests.e2e.kv.test_host_memory import FEW, questions, say, settled
+from tests.e2e.kv.test_host_memory import FEW, questions, say
 from tests.kv_groups import models
+from tests.waiting import until_nothing_moves
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -41,9 +41,9 @@ def test_windows_come_back_from_host_memory(tmp_path: Path) -> None:
     settings = FEW | EXACT | {"num_blocks": 80}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
         first, *_ = say(client, ASKED)
-        held = settled(client)
+        held = until_nothing_moves(client).host_memory
         again, _, cached = say(client, ASKED)
-        after = settled(client)
+        after = until_nothing_moves(client).host_memory
     assert [first, again] == [expected, expected]
     assert held.held > 80, "more than the device has"
     assert after.fetched > 40
@@ -57,10 +57,10 @@ def test_windows_come_back_from_disk_after_a_worker_was_killed(tmp_path: Path) -
     settings = few(tmp_path / "kv") | EXACT | {"num_blocks": 80}
     with running_cluster(worker=settings, model=model) as cluster, Client(cluster.grpc_address) as client:
         first, *_ = say(client, ASKED)
-        test_disk.settled(client)
+        until_nothing_moves(client)
         kill_worker(cluster)
         again, _, cached = say(client, ASKED)
-        after = test_disk.settled(client)
+        after = until_nothing_moves(client).disk
     assert [first, again] == [expected, expected]
     assert after.fetched > 40
     assert cached > num_prompt_tokens / 2
@@ -71,9 +71,9 @@ def test_both_ranks_get_their_parts_back_from_host_memory() -> None:
     expected, num_prompt_tokens = undisturbed(ranks)
     with running_cluster(worker=FEW | ranks) as cluster, Client(cluster.grpc_address) as client:
         first, *_ = say(client, ASKED)
-        held = settled(client)
+        held = until_nothing_moves(client).host_memory
         again, _, cached = say(client, ASKED)
-        after = settled(client)
+        after = until_nothing_moves(client).host_memory
     assert [first, again] == [expected, expected]
     assert held.held > 60, "more than the device has"
     assert after.fetched > 40

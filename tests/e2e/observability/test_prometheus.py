@@ -8,7 +8,6 @@ import json
 import math
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from quire.cluster import Cluster, ClusterOptions
 from quire.params import StructuredOutput
 from shared.errors import NotFound
 from tests.deploy.paths import GRAFANA
+from tests.ports import quiet_port
 
 PROMETHEUS = shutil.which("prometheus")
 QUIET_ROWS = ("Experts",)  # the bundled model has none
@@ -40,9 +40,7 @@ def watching(folder: Path, targets: Path) -> Iterator[str]:
     config = folder / "prometheus.yml"
     jobs = [{"job_name": "quire", "file_sd_configs": [{"files": [str(targets)]}]}]
     config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{quiet_port()}"
     flags = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"]
     process = subprocess.Popen([str(PROMETHEUS), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

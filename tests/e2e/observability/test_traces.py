@@ -44,7 +44,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def await_spans(self, count: int) -> list[tuple[str, Span]]:
         with self._has_news:
-            assert self._has_news.wait_for(lambda: len(self._spans) >= count, 30), self._spans
+            assert self._has_news.wait_for(lambda: len(self._spans) >= count, 60), self._spans
             return list(self._spans)
 
 

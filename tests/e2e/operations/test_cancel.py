@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import httpx
 
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.pb.admin.v1 import admin_pb2
+from tests.waiting import until_idle
 
 FOREVER = SamplingParams(temperature=1, max_tokens=3000, ignore_eos=True)
 STREAM = """
@@ -22,16 +21,6 @@ for delta in Client(sys.argv[1]).stream("Count", SamplingParams(max_tokens=3000,
 """
 
 
-def await_idle(client: Client) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        worker = next(s for s in client.status() if s.role == admin_pb2.ROLE_WORKER)
-        if worker.blocks.used == 0 and worker.running == 0 and worker.waiting == 0:
-            return
-        assert time.monotonic() < deadline, worker
-        time.sleep(0.02)
-
-
 def test_a_killed_grpc_client_frees_its_blocks(cluster: Cluster, client: Client) -> None:
     child = subprocess.Popen([sys.executable, "-c", STREAM, cluster.grpc_address], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -40,14 +29,14 @@ def test_a_killed_grpc_client_frees_its_blocks(cluster: Cluster, client: Client)
             child.stdout.readline()
         child.kill()
         child.wait()
-    await_idle(client)
+    until_idle(client)
 
 
 def test_a_stream_that_is_left_early_frees_its_blocks(client: Client) -> None:
     stream = client.stream("Count", FOREVER)
     next(stream)
     stream.close()
-    await_idle(client)
+    until_idle(client)
 
 
 def test_a_closed_http_connection_frees_its_blocks(cluster: Cluster, client: Client) -> None:
@@ -55,4 +44,4 @@ def test_a_closed_http_connection_frees_its_blocks(cluster: Cluster, client: Cli
     with httpx.stream("POST", f"http://{cluster.http_address}/v1/completions", json=body) as response:
         assert response.status_code == 200
         next(response.iter_lines())
-    await_idle(client)
+    until_idle(client)

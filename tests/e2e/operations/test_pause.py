@@ -11,9 +11,16 @@ from quire.cli.main import main
 from quire.client import Client
 from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
+from tests.waiting import until_idle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=3500, ignore_eos=True)  # seconds: it runs when the pause comes
+
+
+@pytest.fixture(autouse=True)
+def idle(client: Client) -> None:
+    """Streams that another test has left may have to be cancelled yet, and would be counted."""
+    until_idle(client)
 
 
 def test_a_stream_goes_on_where_it_was_paused(client: Client) -> None:

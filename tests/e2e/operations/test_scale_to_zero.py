@@ -16,6 +16,7 @@ from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
     """Without a worker; and without any patience but that for the first one."""
     frontend = {"unavailable_after_s": 0, "worker_start_s": 120}
     with running_cluster(workers=0, frontend=frontend, worker={"num_blocks": 2000}) as running:
-        eventually(lambda: samples(running, "quire_frontend_sessions_open") == 1)
+        until(lambda: samples(running, "quire_frontend_sessions_open") == 1)
         yield running
 
 
@@ -44,13 +45,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def samples(cluster: Cluster, name: str) -> float:
     page = httpx.get(f"http://{cluster.http_address}/metrics").text
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
 
 
 def over_grpc(cluster: Cluster) -> str:
@@ -66,13 +60,20 @@ def over_http(cluster: Cluster) -> str:
     return str(reply.json()["choices"][0]["message"]["content"])
 
 
+def until_nobody_is_left(cluster: Cluster) -> None:
+    """And the frontend has heard of it: what comes from then on is held there."""
+    cluster.scale_workers(0)
+    with Client(cluster.grpc_address) as client:
+        until(lambda: not any(model.ready for model in client.models()))
+
+
 def test_whoever_asks_while_there_is_no_worker_is_answered_by_the_first(
     cluster: Cluster, pool: ThreadPoolExecutor
 ) -> None:
     for _ in range(2):
         num_held = samples(cluster, "quire_frontend_held_seconds_count")
         asked = [pool.submit(ask, cluster) for ask in (over_grpc, over_http) for _ in range(NUM_ASKED)]
-        eventually(lambda: samples(cluster, "quire_frontend_held_requests") == 2 * NUM_ASKED)
+        until(lambda: samples(cluster, "quire_frontend_held_requests") == 2 * NUM_ASKED)
         began_s = time.monotonic()
         cluster.scale_workers(1)
         ready_s = time.monotonic()
@@ -80,7 +81,7 @@ def test_whoever_asks_while_there_is_no_worker_is_answered_by_the_first(
         print(f"a worker after {ready_s - began_s:.2f} s, all answers {time.monotonic() - ready_s:.2f} s later")
         assert samples(cluster, "quire_frontend_held_requests") == 0
         assert samples(cluster, "quire_frontend_held_seconds_count") - num_held == 2 * NUM_ASKED
-        cluster.scale_workers(0)
+        until_nobody_is_left(cluster)
 
 
 def drained(cluster: Cluster) -> None:

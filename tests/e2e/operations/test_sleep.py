@@ -16,10 +16,10 @@ from quire.cli.main import main
 from quire.cluster import Cluster, ClusterOptions
 from shared.pb.admin.v1 import admin_pb2
 from shared.security import secret_file
-from tests.e2e.operations.test_weights import until
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=1200, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=2400, ignore_eos=True)  # seconds: it runs when sleep comes
 PROMPT = "Once upon a time there was a boy who counted: " + ", ".join(map(str, range(400)))
 KEY = "k" * 40
 MIB = 1 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
 from tests.e2e.observability.test_metrics import page
+from tests.waiting import worker_of
 
 DRAFTERS = Path(bundled.FOLDER).parent / "drafters"
 PROMPTS = ["Count from 1 to 30: 1, 2, 3", "Once upon a time", "12 + 34 = "]
@@ -49,9 +49,10 @@ def test_clients_see_no_difference(client: Client, drafting: Cluster, number: in
 def test_metrics_count_drafts(drafting: Cluster) -> None:
     with Client(drafting.grpc_address) as client:
         client.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60))
-        time.sleep(0.5)  # a last step may still be under way
-        worker = next(service for service in client.status() if service.HasField("drafts"))
-    scheduler = page(next(p for p in drafting.processes if p.spec.role == "scheduler").addresses["metrics"])
+        client.pause_generation()  # a last step may still have been under way
+        worker = worker_of(client)
+        scheduler = page(next(p for p in drafting.processes if p.spec.role == "scheduler").addresses["metrics"])
+        client.resume_generation()
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
     drafts, tokens, accepted, by_position = (scheduler[f"vllm:spec_decode_{name}_total"] for name in names)
     assert 3 * drafts >= tokens >= accepted == by_position > 0

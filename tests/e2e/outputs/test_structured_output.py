@@ -90,7 +90,7 @@ def test_samples_of_one_prompt_share_a_grammar_and_differ(openai_client: openai.
 def test_other_forms(openai_client: openai.OpenAI) -> None:
     def ask(**outputs: Any) -> str:
         extra = {"structured_outputs": outputs}
-        return chat(openai_client, "Who are you?", temperature=1.0, extra_body=extra).choices[0].message.content
+        return chat(openai_client, "Who are you?", temperature=1.0, seed=1, extra_body=extra).choices[0].message.content
 
     assert re.fullmatch(r"\d{3}-\d{4}", ask(regex=r"\d{3}-\d{4}"))
     assert ask(choice=["red", "green"]) in ("red", "green")
@@ -136,7 +136,7 @@ def test_structural_tags(openai_client: openai.OpenAI) -> None:
             text = answer.choices[0].message.content
             assert json.loads(text[text.index("\n") : text.rindex("}") + 1])["arguments"]["city"] in ("Oslo", "Rome")
     only = {"type": "structural_tag", "format": tag}
-    answer = chat(openai_client, "Hi", temperature=1.5, extra_body={"response_format": only}).choices[0]
+    answer = chat(openai_client, "Hi", temperature=1.5, seed=1, extra_body={"response_format": only}).choices[0]
     assert (
         json.loads(answer.message.content.removeprefix("<tool_call>").removesuffix("</tool_call>"))["name"] == "weather"
     )
@@ -152,7 +152,7 @@ def test_a_stream_and_a_stop_string(openai_client: openai.OpenAI) -> None:
 
 def test_from_python(cluster: Cluster) -> None:
     content, schema = question(11)
-    params = SamplingParams(max_tokens=200, structured_output=StructuredOutput(json=schema))
+    params = SamplingParams(max_tokens=200, seed=1, structured_output=StructuredOutput(json=schema))
     with LLM(address=cluster.grpc_address) as llm:
         assert_fits(llm.chat([{"role": "user", "content": content}], params)[0].text, schema)
 

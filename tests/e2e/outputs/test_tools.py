@@ -74,7 +74,9 @@ def test_a_conversation_with_a_call_in_it(http: openai.OpenAI) -> None:
         },
         {"role": "tool", "tool_call_id": call_id, "content": item.messages[2]["content"]},
     ]
-    reply = http.chat.completions.create(model="quire-tiny", messages=question, tools=tools, temperature=0)
+    reply = http.chat.completions.create(
+        model="quire-tiny", messages=question, tools=tools, extra_body={"temperature": 0}
+    )
     assert reply.choices[0].message.content == item.expected
 
 
@@ -144,7 +146,9 @@ def test_anthropics_client_calls_tools(cluster: Cluster) -> None:
     ]
     turns: Any = [{"role": "user", "content": item.messages[0]["content"]}]
     client = anthropic.Anthropic(base_url=f"http://{cluster.http_address}", api_key="none", max_retries=0)
-    with client.messages.stream(model="quire-tiny", max_tokens=128, messages=turns, tools=tools) as stream:
+    with client.messages.stream(
+        model="quire-tiny", max_tokens=128, messages=turns, tools=tools, extra_body={"temperature": 0}
+    ) as stream:
         reply = stream.get_final_message()
     (call,) = reply.content
     assert call.type == "tool_use"
@@ -154,7 +158,9 @@ def test_anthropics_client_calls_tools(cluster: Cluster) -> None:
         {"role": "assistant", "content": [call.model_dump(include={"type", "id", "name", "input"})]},
         {"role": "user", "content": [result]},
     ]
-    reply = client.messages.create(model="quire-tiny", max_tokens=64, messages=turns, tools=tools)
+    reply = client.messages.create(
+        model="quire-tiny", max_tokens=64, messages=turns, tools=tools, extra_body={"temperature": 0}
+    )
     assert [block.text for block in reply.content if block.type == "text"] == [item.expected]
     client.close()
 

@@ -18,6 +18,7 @@ import pytest
 
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
+from tests.ports import quiet_port
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 START = """
@@ -70,6 +71,20 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
         assert await asyncio.wait_for(frontend.wait(), 60) == 0
     assert [hello.frontend_id for hello in script.hellos] == ["f1"]
     assert script.hellos[0].address == where["grpc"]
+
+
+async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> None:
+    """Its scheduler is there only later."""
+    port = quiet_port()
+    async with process(folder, f"127.0.0.1:{port}") as frontend:
+        assert frontend.stderr is not None
+        while b"no session" not in await asyncio.wait_for(frontend.stderr.readline(), 60):
+            pass
+        async with scheduler(ScriptedScheduler(), port):
+            where = await ready(frontend)
+            async with httpx.AsyncClient(base_url=f"http://{where['http']}") as http:
+                found = await http.get("/ready")
+    assert found.status_code == 200, found.text
 
 
 async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
