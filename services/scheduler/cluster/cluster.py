@@ -138,6 +138,10 @@ class Cluster:
         """Totals that outlive an attachment."""
         return self._counts.setdefault(worker_id, Counts())
 
+    def has(self, replica: Replica) -> bool:
+        """Whether this attachment of a worker is not over."""
+        return self.replicas.get(replica.id) is replica
+
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
@@ -160,7 +164,7 @@ class Cluster:
 
         `lost`: not of its own will.
         """
-        if self.replicas.get(replica.id) is not replica:
+        if not self.has(replica):
             return
         del self.replicas[replica.id]
         replica.pause()
@@ -179,8 +183,8 @@ class Cluster:
         self.assignments.give_back(replica)
 
     def has_left(self, replica: Replica) -> bool:
-        """Whether a leaving worker may go now."""
-        return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
+        """Whether a worker that wants to go may go now."""
+        return not replica.busy and (replica.paused or not len(replica.core.running))
 
     @property
     def paused(self) -> bool:
