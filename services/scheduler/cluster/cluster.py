@@ -146,7 +146,8 @@ class Cluster:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
         self.wanted.attached(replica, self.replicas.values())
-        self._holds.set(Hold.SLEEP, bool(self.wanted.asleep))
+        if self.wanted.asleep:  # else others may be falling asleep
+            self._holds.set(Hold.SLEEP, True)
         replica.hold(bool(self._holds))
         self.assignments.attached(replica)
         self.adapters.attached(replica)
