@@ -56,8 +56,7 @@ class WeightUpdates:
         if self._changing.locked():
             raise Unavailable(UNDER_WAY, retry_after_ms=1000)
         async with self._changing:
-            if number <= self._cluster.wanted.weights.update:
-                raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
+            _check_newest(number, self._cluster)
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
@@ -143,6 +142,7 @@ class StagedUpdate:
 
     async def _swap(self) -> None:
         cluster = self._cluster
+        _check_newest(self._identity.update, cluster)  # another scheduler may have decided on one meanwhile
         there = [replica for replica in self._staged if cluster.has(replica)]
         if self._staged and not there:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
@@ -183,6 +183,11 @@ async def _stage_one(replica: Replica, order: worker_pb2.StageWeights) -> None:
         await replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order))
     except QuireError as error:
         raise named(replica.id, error) from None
+
+
+def _check_newest(number: int, cluster: Cluster) -> None:
+    if number <= cluster.wanted.weights.update:
+        raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:
