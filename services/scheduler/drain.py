@@ -33,16 +33,22 @@ async def drain(settings: SchedulerSettings, cluster: Cluster, frontends: Fronte
 
 
 async def _hand_over(cluster: Cluster, spread: Spread, deadline: float) -> None:
-    """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences."""
+    """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences. One for
+    which there is no peer any more goes on with what it has."""
     for replica in cluster.replicas.values():
         replica.leaving = True
         replica.pause()
     waiting = list(cluster.replicas.values())
     while waiting and time.monotonic() < deadline:
+        waiting = [replica for replica in waiting if cluster.has(replica)]  # steps of one that is lost never return
         for replica in [r for r in waiting if not r.busy]:
             waiting.remove(replica)
             heir = spread.heir()
-            if heir is not None:
-                log.info("worker handed over", worker=replica.id, to=heir)
-                replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=heir)))
+            if heir is None:
+                replica.leaving = False
+                replica.resume()
+                cluster.came_back()
+                continue
+            log.info("worker handed over", worker=replica.id, to=heir)
+            replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=heir)))
         await asyncio.sleep(POLL_S)

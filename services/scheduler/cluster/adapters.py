@@ -133,13 +133,12 @@ class Adapters:
 
     def _order(self, replica: Replica, known: Known) -> None:
         def done(outcome: Outcome) -> None:
+            self._undo({replica: outcome})  # unless somebody wants it: it may have been unloaded meanwhile
             if outcome == known.id:
                 self._moved_in()
                 return
             replica.adapters.refused.add(known.id)
             reason = outcome.message if isinstance(outcome, QuireError) else "it has another content now"
-            if isinstance(outcome, AdapterId) and outcome not in self._known:
-                replica.adapters.unload(outcome)
             log.warning("a worker does not get an adapter", worker=replica.id, adapter=known.id.name, reason=reason)
 
         replica.adapters.load(known.id.name, known.path, done, known.id.digest)
@@ -277,7 +276,9 @@ class Adapters:
 
     def _undo(self, outcomes: Mapping[Replica, Outcome]) -> None:
         for replica, outcome in outcomes.items():
-            if isinstance(outcome, AdapterId) and outcome not in self._known:
+            if not isinstance(outcome, AdapterId) or outcome in self._known:
+                continue
+            if not replica.adapters.is_loading(outcome.name):  # behind that order it would take away what comes by it
                 replica.adapters.unload(outcome)
 
     def _offer(self, adapter: AdapterId, path: str) -> None:

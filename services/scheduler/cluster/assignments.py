@@ -16,9 +16,12 @@ from services.scheduler.handover.handovers import Handovers
 from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
+from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.models.adapter_contents import AdapterId
 from shared.settings import SchedulerSettings
+
+log = logger("assignments")
 
 
 class Assignments:
@@ -133,7 +136,7 @@ class Assignments:
             return
         for sequence in self.lobby:
             self.lobby.remove(sequence.key)
-            self._place(sequence)
+            self._place_again(sequence)
 
     def expire(self) -> None:
         """Deadlines of those who wait."""
@@ -154,7 +157,7 @@ class Assignments:
         """For a worker that has its adapter, or could."""
         self.lobby.remove(sequence.key)
         if self._adapters.can_come(adapter):
-            self._place(sequence)
+            self._place_again(sequence)
             return
         failure = Failure("NOT_FOUND", f"The model `{adapter.name}` does not exist any more.")
         self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
@@ -167,6 +170,16 @@ class Assignments:
         self._deliver(Events(finished=finish(sequence, reason, failure=failure)))
 
     # From here to there.
+
+    def _place_again(self, sequence: Sequence) -> None:
+        """One that was taken in. Where that fails it ends, and those behind it go on."""
+        try:
+            self._place(sequence)
+        except Exception:
+            log.exception("a sequence cannot be placed", request=sequence.request_id)
+            self.drop(sequence)
+            failure = Failure("INTERNAL", "internal error")
+            self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
 
     def _place(self, sequence: Sequence) -> None:
         if self._terms.layout is not None:
@@ -208,7 +221,7 @@ class Assignments:
             if sequence.started:
                 sequence.moved_at = self._clock() if last_step_at is None else last_step_at
             if sequence.num_losses < self._settings.max_worker_losses:
-                self._place(sequence)
+                self._place_again(sequence)
             else:
                 text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
                 self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))

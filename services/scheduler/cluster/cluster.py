@@ -138,11 +138,16 @@ class Cluster:
         """Totals that outlive an attachment."""
         return self._counts.setdefault(worker_id, Counts())
 
+    def has(self, replica: Replica) -> bool:
+        """Whether this attachment of a worker is not over."""
+        return self.replicas.get(replica.id) is replica
+
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
         self.wanted.attached(replica, self.replicas.values())
-        self._holds.set(Hold.SLEEP, bool(self.wanted.asleep))
+        if self.wanted.asleep:  # else others may be falling asleep
+            self._holds.set(Hold.SLEEP, True)
         replica.hold(bool(self._holds))
         self.assignments.attached(replica)
         self.adapters.attached(replica)
@@ -160,7 +165,7 @@ class Cluster:
 
         `lost`: not of its own will.
         """
-        if self.replicas.get(replica.id) is not replica:
+        if not self.has(replica):
             return
         del self.replicas[replica.id]
         replica.pause()
@@ -179,8 +184,8 @@ class Cluster:
         self.assignments.give_back(replica)
 
     def has_left(self, replica: Replica) -> bool:
-        """Whether a leaving worker may go now."""
-        return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
+        """Whether a worker that wants to go may go now."""
+        return not replica.busy and (replica.paused or not len(replica.core.running))
 
     @property
     def paused(self) -> bool:

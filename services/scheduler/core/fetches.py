@@ -159,8 +159,10 @@ class Fetches:
         return sum(fetch.holder == holder for fetch in self._under_way.values())
 
     def let_all_go(self) -> None:
-        for holder in list(self._kept):
-            self.let_go(holder)
+        """The blocks; what keeps them goes on, and others may come to it."""
+        for holder in self._kept:
+            self._kv.let_go(holder)
+            self._kv.hold(holder, ())
 
     # What comes.
 

@@ -40,7 +40,7 @@ class Administration:
             busy = [replica.id for replica in replicas if len(replica.core.running)]
             if busy:
                 raise FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
-        counts = await asyncio.gather(*(quiet.reset(replica) for replica in replicas))
+        counts = await asyncio.gather(*(quiet.reset(self._cluster, replica) for replica in replicas))
         return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:

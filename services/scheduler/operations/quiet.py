@@ -55,11 +55,15 @@ def forget(replica: Replica) -> int:
     return count
 
 
-async def reset(replica: Replica) -> int:
-    """Between two steps: nothing is ordered until those under way have returned, and transfers as well."""
+async def reset(cluster: Cluster, replica: Replica) -> int:
+    """Between two steps: nothing is ordered until those under way have returned, and transfers as well. Of a worker
+    that is lost meanwhile they never do, and its prefixes are lost with it."""
     replica.pause()
     try:
-        await until_quiet([replica])
+        while not replica.is_quiet and cluster.has(replica):
+            await asyncio.sleep(QUIET_POLL_S)
+        if not cluster.has(replica):
+            return 0
         count = forget(replica)
         replica.send(worker_pb2.AttachResponse(cache_reset=worker_pb2.CacheReset()))
     finally:

@@ -133,7 +133,7 @@ class Sleeping:
                 await replica.orders.give(own)
             except QuireError as error:
                 replica.is_unsure = isinstance(error, Unavailable)
-                if replica.is_unsure and self._cluster.replicas.get(replica.id) is not replica:
+                if replica.is_unsure and not self._cluster.has(replica):
                     return None  # lost: it will say how it is when it attaches
                 return named(replica.id, error)
             replica.asleep = (replica.asleep - minus) | plus

@@ -56,8 +56,7 @@ class WeightUpdates:
         if self._changing.locked():
             raise Unavailable(UNDER_WAY, retry_after_ms=1000)
         async with self._changing:
-            if number <= self._cluster.wanted.weights.update:
-                raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
+            _check_newest(number, self._cluster)
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
@@ -81,11 +80,11 @@ class StagedUpdate:
             await self._hold()
         self._staged = replicas  # also those that may not get there
         order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
-        orders = [replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
-        outcomes = await asyncio.gather(*orders, return_exceptions=True)
-        for replica, outcome in zip(replicas, outcomes, strict=True):
-            if isinstance(outcome, QuireError):
-                raise named(replica.id, outcome)
+        orders = [_stage_one(replica, order) for replica in replicas]
+        if stream_id:  # the first refusal ends it: the others get nothing that the one who refuses does not take
+            await asyncio.gather(*orders)
+            return
+        for outcome in await asyncio.gather(*orders, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
@@ -143,7 +142,8 @@ class StagedUpdate:
 
     async def _swap(self) -> None:
         cluster = self._cluster
-        there = [replica for replica in self._staged if cluster.replicas.get(replica.id) is replica]
+        _check_newest(self._identity.update, cluster)  # another scheduler may have decided on one meanwhile
+        there = [replica for replica in self._staged if cluster.has(replica)]
         if self._staged and not there:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
         self._staged = []
@@ -176,6 +176,18 @@ class StagedUpdate:
             replica.orders.tell(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
         if self._is_held:
             self._cluster.hold(Hold.WEIGHTS, False)
+
+
+async def _stage_one(replica: Replica, order: worker_pb2.StageWeights) -> None:
+    try:
+        await replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order))
+    except QuireError as error:
+        raise named(replica.id, error) from None
+
+
+def _check_newest(number: int, cluster: Cluster) -> None:
+    if number <= cluster.wanted.weights.update:
+        raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:

@@ -94,8 +94,8 @@ class PrefixDirectory:
         if renew:
             await self._registry.renew(LEASE_MS)
         while self._gone:
-            await self._gone[-1].withdraw(self._redis)
-            self._gone.pop()
+            await self._gone[0].withdraw(self._redis)
+            del self._gone[0]  # others may have come behind it meanwhile
         for index in list(self._workers.values()):
             if await index.publish(self._redis, LEASE_MS, renew=renew):
                 self._metrics.republished.inc()

@@ -80,7 +80,7 @@ class Replica:
         self._call_later = call_later
         self._next_at = -math.inf  # will be pumped then
         self._awake = False
-        self.paused = False
+        self._num_pauses = 0
         self.held = False
         self._watcher: Callable[[Replica], None] | None = None
         self._metrics = metrics
@@ -131,12 +131,16 @@ class Replica:
         """Is told after every pump."""
         self._watcher = watcher
 
+    @property
+    def paused(self) -> bool:
+        return self._num_pauses > 0
+
     def pause(self) -> None:
-        """Orders no further steps."""
-        self.paused = True
+        """Orders no further steps, until it has been resumed as often as it was paused."""
+        self._num_pauses += 1
 
     def resume(self) -> None:
-        self.paused = False
+        self._num_pauses -= 1
         self.wake()
 
     def hold(self, held: bool) -> None:

@@ -254,6 +254,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
+        wants_to_go = False  # not one that a drain hands over, which goes when it has heard where
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "result":
@@ -272,9 +273,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.orders.take_done(message.device_order_done)
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
+                wants_to_go = True
                 self._cluster.let_leave(replica)
                 self._on_change()
-            if replica.leaving and self._cluster.has_left(replica):
+            if wants_to_go and self._cluster.has_left(replica):
                 return
         self._metrics.workers_lost.labels("closed").inc()
 

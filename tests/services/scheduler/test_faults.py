@@ -17,6 +17,7 @@ import services.scheduler
 from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_failure
 from services.scheduler.replicas.replica import Replica
@@ -67,22 +68,27 @@ class Desk:
         self._soon: list[Callable[[], None]] = []
         self.cluster.join(OWNER, self._take)
         self.replica: Replica | None = None
+        self._metrics = metrics
         if has_worker:
-            limits = make_limits(num_blocks=64, max_model_len=200, max_num_seqs=4, num_query_vectors=100)
-            self.replica = Replica(
-                worker_pb2.WorkerHello(worker_id="w0"),
-                1,
-                Core(limits),
-                send=lambda _: None,
-                deliver=self.cluster.deliver,
-                clock=lambda: 0.0,
-                call_soon=self._soon.append,
-                call_later=lambda _, call: None,
-                metrics=metrics,
-                changes=BlockChanges(),
-            )
-            self.replica.pause()
-            self.cluster.attach(self.replica)
+            self.replica = self.attach("w0")
+
+    def attach(self, name: str) -> Replica:
+        limits = make_limits(num_blocks=64, max_model_len=200, max_num_seqs=4, num_query_vectors=100)
+        replica = Replica(
+            worker_pb2.WorkerHello(worker_id=name),
+            1,
+            Core(limits),
+            send=lambda _: None,
+            deliver=self.cluster.deliver,
+            clock=lambda: 0.0,
+            call_soon=self._soon.append,
+            call_later=lambda _, call: None,
+            metrics=self._metrics,
+            changes=BlockChanges(),
+        )
+        replica.pause()
+        self.cluster.attach(replica)
+        return replica
 
     def _take(self, message: pb.SessionResponse) -> None:
         self.ended += [(finished.sequence_id, finished.reason) for finished in message.tokens.finished]
@@ -152,6 +158,26 @@ def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) 
         desk.run_soon()
         assert desk.left() == before, faults.where
         assert sorted(sequence_id for sequence_id, _ in desk.ended) == list(range(10, 10 + count)), faults.where
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["in the lobby", "with a worker that is lost"])
+def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, add = Desk(has_worker=not waits), Replica.add
+    for first_id in (1, 2, 3):
+        desk.submit(first_id, max_tokens=4)
+
+    def fails_for_one(replica: Replica, sequence: Sequence) -> None:
+        if sequence.sequence_id == 2:
+            raise ValueError("some bug")
+        add(replica, sequence)
+
+    monkeypatch.setattr(Replica, "add", fails_for_one)
+    other = desk.attach("w1")
+    if desk.replica is not None:
+        desk.cluster.detach(desk.replica, lost=True)
+    assert desk.ended == [(2, ERROR)]
+    assert other.core.num_sequences == desk.cluster.assignments.num_placed == 2
+    assert len(desk.cluster.assignments.lobby) == 0
 
 
 def test_an_error_code_that_nobody_knows_is_a_fault() -> None:

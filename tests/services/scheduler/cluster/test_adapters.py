@@ -270,6 +270,32 @@ async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:
     assert (await load(bench)).num_workers == 1
 
 
+async def test_what_comes_of_one_that_was_given_up_does_not_take_away_what_comes_of_the_next(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, hold_loads=asyncio.Event())
+    given_up = asyncio.ensure_future(load(bench))
+    await until(lambda: peer.ordered)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    again = asyncio.ensure_future(load(bench))
+    await until(lambda: len(peer.ordered) == 2)
+    peer.hold_loads.set()
+    assert (await again).num_workers == 1
+    await load(bench, "b")
+    assert peer.ordered == ["load a", "load a", "load b"]
+
+
+async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0)
+    await load(bench)
+    late = await worker(bench, 1, hold_loads=asyncio.Event())
+    await until(lambda: late.ordered)
+    await unload(bench)
+    late.hold_loads.set()
+    await until(lambda: late.ordered == ["load a", "unload a"])
+
+
 async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> None:
     """Who lacks some gets it."""
     bench = await start()

@@ -174,6 +174,18 @@ def test_a_reset_of_the_cache_takes_what_is_kept(pair: Pair) -> None:
     assert pair.is_at_rest()
 
 
+def test_what_comes_behind_a_reset_is_kept_and_let_go_again(pair: Pair) -> None:
+    sequence = pair.place(LONG, 12)
+    pair.a.step()
+    pair.carry()
+    assert pair.b.core.reset_prefix_cache() == 4
+    until_moved(pair, sequence)
+    pair.settle()
+    assert said(sequence) == right(sequence)
+    assert pair.is_at_rest()
+    assert pair.b.core.reset_prefix_cache() is not None
+
+
 @pytest.mark.parametrize(("roles", "where"), [(("decode", "decode"), "ab"), (("prefill", "prefill"), "ab")])
 def test_whoever_is_there_does_all_of_it(roles: tuple[str, str], where: str) -> None:
     pair = Pair(roles, max_num_batched_tokens=16)

@@ -106,6 +106,25 @@ async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start, hold
     assert reasons == [finish_pb2.FINISH_REASON_CANCELLED, finish_pb2.FINISH_REASON_DEADLINE]
 
 
+async def test_a_worker_that_comes_while_others_fall_asleep_does_not_keep_them_awake(
+    start: Start, holding: Holding
+) -> None:
+    bench = await start()
+    first = await worker(bench, 0)
+    frontend = await bench.frontend()
+    first.stand_still_after(5)
+    await begin(frontend, 0)
+    asked = asyncio.ensure_future(sleep(bench))
+    await holding.begun.wait()
+    second = await worker(bench, 1)
+    first.go_on()
+    assert (await asked).num_kept == 1
+    assert first.asleep == second.asleep == BOTH
+    await wake(bench)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+
+
 async def test_a_worker_that_comes_meanwhile_goes_to_sleep_and_wakes_with_the_others(start: Start) -> None:
     bench = await start()
     first = await worker(bench, 0)

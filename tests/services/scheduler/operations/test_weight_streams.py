@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,16 @@ from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.channel import connect
-from tests.services.scheduler.operations.test_weights import DROP, STAGE, SWAP, begin, until, until_state, worker
+from tests.services.scheduler.operations.test_weights import (
+    DROP,
+    PATIENCE_S,
+    STAGE,
+    SWAP,
+    begin,
+    until,
+    until_state,
+    worker,
+)
 from tests.services.scheduler.test_service import Bench, Start, start
 
 __all__ = ["start"]
@@ -83,9 +93,25 @@ async def test_a_stream_without_its_end_is_refused(start: Start) -> None:
     async with administering(bench, 5) as call:
         await send(call, PIECES[:-1])
         await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
-        with pytest.raises(grpc.aio.AioRpcError, match=r"ended before its end|broke off"):
-            await call.read()
+        assert "ended before its end" in (await call.read()).weights_refused.message
     await until(lambda: peer.operated == [STAGE, DROP])
+
+
+@pytest.mark.parametrize("how", ["refuses", "is lost"])
+async def test_a_worker_that_takes_no_more_of_it_ends_it_for_all(start: Start, how: str) -> None:
+    """Longer than what waits for one worker: nobody comes to read what is for that one."""
+    bench = await start()
+    stuck = {STAGE: asyncio.Event()} if how == "is lost" else {}
+    first = await worker(bench, 0)
+    second = await worker(bench, 1, refuses={STAGE}, hold_orders=stuck)
+    async with administering(bench, 5) as call, asyncio.timeout(PATIENCE_S):
+        await send(call, PIECES)
+        await until(lambda: second.operated == [STAGE])
+        if how == "is lost":
+            second.task.cancel()
+        assert "w1: " in (await call.read()).weights_refused.message
+        await until(lambda: first.operated == [STAGE, DROP])
+    assert PIECES[-1] not in first.fetched
 
 
 async def test_who_comes_later_waits_for_the_next_update(start: Start) -> None:

@@ -245,6 +245,22 @@ async def test_a_scheduler_that_has_missed_an_update_hears_of_it_from_a_frontend
     assert (peer.has_weights.version, frontend.view.weights.version) == ("newer", "newer")
 
 
+async def test_an_update_that_another_scheduler_has_overtaken_is_refused(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, hold_orders={STAGE: (staged := asyncio.Event())})
+    frontend = await bench.frontend()
+    updating = asyncio.ensure_future(update(bench))
+    await until(lambda: peer.operated == [STAGE])
+    newer = model_pb2.WeightsIdentity(update=time.time_ns() // 1_000_000 + 10**9, version="newer", path="folder-newer")
+    frontend.link.send(scheduler_pb2.SessionRequest(weights=newer))
+    await frontend.until(lambda: frontend.view.weights == newer)
+    staged.set()
+    with pytest.raises(grpc.aio.AioRpcError, match="is not greater than that of the weights that there are"):
+        await updating
+    await until(lambda: peer.has_weights == newer)
+    await until_state(bench, "s0", pb.STATE_READY)
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

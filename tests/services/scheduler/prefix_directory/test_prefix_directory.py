@@ -18,6 +18,7 @@ from services.scheduler.core.plan import StepResult
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
+from services.scheduler.prefix_directory.worker_index import WorkerIndex
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
 from shared.columns import i32_bytes
@@ -186,6 +187,29 @@ async def test_a_worker_that_goes_takes_its_entries_along(
         while await client.keys("*blocks*"):
             await asyncio.sleep(0.02)
     await client.aclose()
+
+
+async def test_a_worker_that_goes_while_another_is_taken_out_is_taken_out_too(
+    opened: Open, reader: PrefixReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Worker("w0", 10), Worker("w1", 11)
+    directory = opened().directory
+    taken_out: list[str] = []
+    withdraw = WorkerIndex.withdraw
+
+    async def meanwhile(index: WorkerIndex, client: object) -> None:
+        directory.untrack(second.replica)
+        await withdraw(index, client)
+        taken_out.append(index.replica.id)
+
+    monkeypatch.setattr(WorkerIndex, "withdraw", meanwhile)
+    for worker in (first, second):
+        directory.track(worker.replica, KEYS)
+        worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6, "w1": 6})
+    directory.untrack(first.replica)
+    await until(lambda: len(taken_out) == 2)
+    assert taken_out == ["w0", "w1"]
 
 
 async def test_only_the_present_epoch_is_believed(opened: Open, reader: PrefixReader) -> None:

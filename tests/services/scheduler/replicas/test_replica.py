@@ -97,3 +97,17 @@ def test_a_worker_that_is_gone_gets_no_more_steps(loop: Loop) -> None:
     before = len(loop.plans)
     loop.run(10 * STEP_S + 0.09)
     assert len(loop.plans) == before
+
+
+def test_of_two_who_pause_a_worker_the_first_to_resume_resumes_nothing(loop: Loop) -> None:
+    loop.ask(0)
+    loop.run(10 * STEP_S + 0.05)
+    loop.replica.pause()
+    loop.replica.pause()
+    before = len(loop.plans)
+    loop.replica.resume()
+    loop.run(20 * STEP_S)
+    assert len(loop.plans) == before
+    loop.replica.resume()
+    loop.run(21 * STEP_S)
+    assert len(loop.plans) > before

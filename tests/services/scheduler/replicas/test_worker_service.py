@@ -61,6 +61,9 @@ class PaperCall:
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Aborted(f"{code.name}: {details}")
 
+    def tell(self, message: pb.AttachRequest) -> None:
+        self._told.put_nowait(message)
+
     def hang_up(self) -> None:
         self._told.put_nowait(grpc.aio.EOF)
 

@@ -1,0 +1,36 @@
+"""A reset of prefix caches ends, whatever becomes of a worker meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.scheduler.replicas.replica import Replica
+from shared.pb.admin.v1 import admin_pb2
+from tests.admin import admin_of, calling
+from tests.services.scheduler.test_service import PROMPTS, Start, start
+
+__all__ = ["start"]
+
+PATIENCE_S = 30.0
+
+
+async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await start()
+    worker = await bench.worker()
+    worker.stand_still_after(5)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=60, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    begun, pause = asyncio.Event(), Replica.pause
+    monkeypatch.setattr(Replica, "pause", lambda replica: (pause(replica), begun.set()))
+    async with calling(admin_of("scheduler", bench.address)) as admin, asyncio.timeout(PATIENCE_S):
+        reset = asyncio.ensure_future(admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True)))
+        await begun.wait()
+        worker.task.cancel()
+        assert (await reset).num_blocks == 0
+    await bench.worker()
+    await frontend.ended(0)
