@@ -141,8 +141,8 @@ class BatchRun:
         return ending
 
     async def _begin(self, number: int, line: bytes, group: asyncio.TaskGroup) -> str:
-        """Once there is a place for it, unless the batch is to end by then; returns how. The place is the task's, and is
-        free again also where that is cancelled before its first step."""
+        """Once there is a place for it, unless the batch is to end by then; returns how. The place is the task's, and
+        is free again also where that is cancelled before its first step."""
         await self._places.acquire()
         with ExitStack() as held:
             held.callback(self._places.release)

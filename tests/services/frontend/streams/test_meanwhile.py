@@ -1,4 +1,4 @@
-"""What happens to a stream while somebody asks Redis for it, or takes it over: the answer comes when all is different."""
+"""What happens to a stream while somebody asks Redis for it, or takes it over: the answer comes too late."""
 
 from __future__ import annotations
 
