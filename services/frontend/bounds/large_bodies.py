@@ -10,7 +10,8 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from json import JSONDecodeError
 
 from services.frontend.bounds import body_probe
@@ -47,7 +48,7 @@ class LargeBodies:
         question = Question(spool.path, num_bytes, num_json is None, kind, room.max_model_len, room.longest_token)
         async with self._turns.turn(num_bytes):
             try:
-                answer = await self._ask(question)
+                answer = await self._ask(question, spool)
             except (ChildEnded, Internal, OSError) as error:  # it is looked at here then
                 log.warning("the process that looks at large bodies does not answer", reason=str(error))
                 return False
@@ -72,8 +73,15 @@ class LargeBodies:
         """Before anybody needs it."""
         self._thread.submit(self._child.start)
 
-    async def _ask(self, question: Question) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._child.ask, question.encode())
+    async def _ask(self, question: Question, spool: Spool) -> bytes:
+        """The file stays until it is answered, though who asks may leave before: the process would else find another
+        client's body under the same number, and write into that."""
+        with ExitStack() as stack:
+            path = stack.enter_context(spool.held())
+            asked = self._thread.submit(self._child.ask, replace(question, path=path).encode())
+            held = stack.pop_all()
+        asked.add_done_callback(lambda _: held.close())
+        return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

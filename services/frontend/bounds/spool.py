@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -28,7 +29,17 @@ class Spool:
     @property
     def path(self) -> str | None:
         """Of the file, for processes of the same user; None while there is none, and elsewhere than on Linux."""
-        return None if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}"
+        return None if self._file is None else _path(self._file)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[str]:
+        """Another path of the file, where it stays as long as this lasts, whatever becomes of the spool."""
+        assert self._file is not None
+        own = os.dup(self._file)
+        try:
+            yield _path(own)
+        finally:
+            os.close(own)
 
     def add(self, chunk: bytes | memoryview) -> None:
         self.num_bytes += len(chunk)
@@ -71,3 +82,7 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"

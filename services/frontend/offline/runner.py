@@ -9,7 +9,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,23 +136,26 @@ class BatchRun:
                     for number, line in chunk:
                         if number in done:
                             continue
-                        await self._places.acquire()
-                        if (ending := await self._ending()) != "completed":
-                            self._places.release()
+                        if (ending := await self._begin(number, line, group)) != "completed":
                             break
-                        group.create_task(self._in_place(batch_lines.read(number, line)))
+        return ending
+
+    async def _begin(self, number: int, line: bytes, group: asyncio.TaskGroup) -> str:
+        """Once there is a place for it, unless the batch is to end by then; returns how. The place is the task's, and
+        is free again also where that is cancelled before its first step."""
+        await self._places.acquire()
+        with ExitStack() as held:
+            held.callback(self._places.release)
+            if (ending := await self._ending()) == "completed":
+                task = group.create_task(self._answer(batch_lines.read(number, line)))
+                of_task = held.pop_all()
+                task.add_done_callback(lambda _: of_task.close())
         return ending
 
     async def _ending(self) -> str:
         if await asyncio.to_thread(self._batches.is_cancelled, self._batch.id):
             return "cancelled"
         return "expired" if time.time() > self._batch.expires_at else "completed"
-
-    async def _in_place(self, line: BatchLine) -> None:
-        try:
-            await self._answer(line)
-        finally:
-            self._places.release()
 
     async def _answer(self, line: BatchLine) -> None:
         answer_id = f"batch_req_{self._batch.id.removeprefix('batch_')}_{line.number}"

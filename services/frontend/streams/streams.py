@@ -69,7 +69,7 @@ class Streams:
         self._made: dict[Key, Made] = {}
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._tasks = Tasks()
-        self.following = Following(store, self._wanted, lose=self._lose, go_on=self._take_over)
+        self.following = Following(store, self._wanted, lose=self._lose_followed, go_on=self._take_over)
         metrics.known.set_function(lambda: len(self._found))
         metrics.made.set_function(lambda: len(self._running))
         metrics.num_bytes.set_function(lambda: sum(stream.held_bytes for stream in list(self._found.values())))
@@ -225,7 +225,8 @@ class Streams:
             self.terms.check_memory("request_id", self._found.values())
             kept = await self._asked(self._store.request(key))
             if kept is None:
-                self._found.pop(key, None)
+                if found is not None:  # whatever has begun under its id meanwhile stays
+                    self._forget(found)
                 raise not_found(key, is_shared=self._store.is_shared)
             if key not in self._found:
                 self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
@@ -290,8 +291,16 @@ class Streams:
         self._forget(stream)
         stream.lose(error)
 
+    def _lose_followed(self, stream: Stream, error: QuireError) -> None:
+        """An answer that is older than its being made here says nothing of it."""
+        if self._is_followed(stream):
+            self._lose(stream, error)
+
     def _take_over(self, stream: Stream, owner: str) -> None:
-        """Nobody else makes it any more."""
+        """Nobody else makes it any more. Where it was lost or replaced meanwhile its lease runs out again: made here it
+        would be found by nobody."""
+        if self._found.get(stream.key) is not stream:
+            return
         self._metrics.takeovers.inc()
         made = self._new_maker(stream, NoWords(), owner)
         self._start(made, self._go_on(made))

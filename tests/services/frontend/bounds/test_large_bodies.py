@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from json import JSONDecodeError
 from typing import Any
@@ -195,3 +196,30 @@ async def test_it_steps_back_behind_what_clients_wait_for(large: LargeBodies) ->
         assert await large.check(spool)
     assert large.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, large.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(
+    large: LargeBodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is told of a file by its number, which is another file's once it is closed."""
+    left, other = (b'{"tokens": [' + b",".join([number] * 30_000) + b"]}" for number in (b"300", b"301"))
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(large._thread, large._child.start)
+    assert large.pid is not None
+    asked, ask = threading.Event(), large._child.ask
+
+    def tell(message: bytes) -> bytes:
+        asked.set()
+        return ask(message)
+
+    monkeypatch.setattr(large._child, "ask", tell)
+    os.kill(large.pid, signal.SIGSTOP)
+    with spooled(left) as spool:
+        asking = asyncio.create_task(large.check(spool))
+        assert await asyncio.to_thread(asked.wait, 60)
+        asking.cancel()
+        await asyncio.wait([asking])
+    with spooled(other) as kept:
+        os.kill(large.pid, signal.SIGCONT)
+        await loop.run_in_executor(large._thread, int)  # behind the question
+        assert kept.take() == other

@@ -1,0 +1,122 @@
+"""What happens to a stream while somebody asks Redis for it, or takes it over: the answer comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from services.frontend.streams.store import Found, Key, StoreAway
+from services.frontend.streams.streams import Streams
+from shared.errors import Unavailable
+from tests.services.frontend.streams.pair import Pair
+from tests.services.frontend.streams.reading import asked, attach, bare, everything, offsets, refusal, tokens
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def streams_of(frontend: Any) -> Streams:
+    found: Streams = frontend.frontend.core.streams
+    return found
+
+
+async def until_made(streams: Streams, key: Key) -> None:
+    async with asyncio.timeout(60):
+        while key not in streams._made:
+            await asyncio.sleep(0.005)
+
+
+async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, looked, begun = streams_of(pair.a), asyncio.Event(), asyncio.Event()
+    ask = streams._store.request
+
+    async def late(key: Key) -> bytes | None:
+        found = await ask(key)
+        looked.set()
+        await begun.wait()
+        return found
+
+    monkeypatch.setattr(streams._store, "request", late)
+    early = asyncio.create_task(refusal(attach(pair.a, "early")))
+    await looked.wait()
+    pair.script.pause()
+    making = asyncio.create_task(everything(pair.a.inference.Generate(asked("early"))))
+    await until_made(streams, Key("", "early"))
+    begun.set()
+    assert (await early).code() == grpc.StatusCode.NOT_FOUND
+    reading = asyncio.create_task(bare(attach(pair.a, "early")))
+    pair.script.resume()
+    whole = await making
+    async with asyncio.timeout(60):
+        assert await reading == whole
+
+
+async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is away for those who look, and has just given its lease."""
+    streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
+    take = streams._store.take
+
+    async def slow_take(key: Key, owner: str) -> bool:
+        is_taken = await take(key, owner)
+        taken.set()
+        await goes_on.wait()
+        return is_taken
+
+    async def away(_: Sequence[tuple[Key, int]]) -> list[Found]:
+        raise StoreAway
+
+    before = await pair.begun(pair.a.inference.Generate(asked("lost", max_tokens=60)), 3)
+    monkeypatch.setattr(streams._store, "take", slow_take)
+    reader = asyncio.create_task(refusal(attach(pair.b, "lost")))
+    await pair.kill_maker("lost")
+    await taken.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(streams._store, "read", away)
+        with pytest.raises(Unavailable):
+            await streams.bring_up_to_date(await streams.find("", "lost"))
+    assert (await reader).code() == grpc.StatusCode.UNAVAILABLE
+    goes_on.set()
+    await asyncio.gather(*streams.following._tasks._running)
+    with pair.ask_redis() as client:  # as if its time were over
+        client.delete(*client.keys("*:lease:lost"))
+    async with asyncio.timeout(60):
+        after = await bare(attach(pair.b, "lost", 3))
+    assert offsets([*before, *after]) == [*range(len(before) + len(after))]
+    assert len(tokens([*before, *after])) == 60
+
+
+async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_over_since(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, fails = streams_of(pair.b), asyncio.Event()
+    read, num_looks = streams._store.read, 0
+
+    async def first_fails_late(wanted: Sequence[tuple[Key, int]]) -> list[Found]:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 1:
+            await fails.wait()
+            raise StoreAway
+        return await read(wanted)
+
+    before = await pair.begun(pair.a.inference.Generate(asked("late", max_tokens=60)), 3)
+    await pair.kill_maker("late")
+    pair.script.pause()
+    stream = await streams.find("", "late")
+    monkeypatch.setattr(streams._store, "read", first_fails_late)
+    looking = asyncio.create_task(streams.bring_up_to_date(stream))
+    await until_made(streams, stream.key)
+    fails.set()
+    await looking
+    pair.script.resume()
+    async with asyncio.timeout(60):
+        after = await bare(attach(pair.b, "late", 3))
+    assert len(tokens([*before, *after])) == 60
+    assert streams._found[stream.key] is stream
