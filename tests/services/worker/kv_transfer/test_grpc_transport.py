@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from services.worker.kv_transfer.checksums import checksums
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
 from services.worker.kv_transfer.page_service import PageService
 from services.worker.kv_transfer.transport import WantedPages, WrongPages
+from shared import columns
 from shared.columns import U32
 from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
 from shared.kv.kv_source import KVSource
@@ -209,3 +211,67 @@ async def test_a_worker_that_is_not_there() -> None:
         pass
     with pytest.raises(Unavailable, match=r"a at 127\.0\.0\.1"):
         await fetch(wanted(address, 1))
+
+
+class RefusesOne(kv_transfer_pb2_grpc.KVTransferServiceServicer):
+    """Two calls: in the middle of the one for block 1 that for block 9 is refused."""
+
+    def __init__(self) -> None:
+        self.in_the_middle, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def Fetch(self, _requests: object, context: Any) -> None:
+        message = await context.read()
+        if columns.u32(message.pages.block_ids).tolist() == [9]:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "block_ids: forgotten")
+        data = PAGES.tobytes()
+        await context.write(part(data[:100]))
+        self.in_the_middle.set()
+        await self.goes_on.wait()
+        await context.write(part(data[100:], told()))
+
+
+async def every(order: WantedPages, transport: GrpcTransport) -> np.ndarray:
+    async with aclosing(transport.fetch(order)) as arrivals:
+        return np.concatenate([arrived.content.numpy() async for arrived in arrivals])
+
+
+async def test_a_fetch_that_is_refused_disturbs_no_other_from_the_same_worker() -> None:
+    """All of a worker share a connection: what cancels it cancelled them, in a way that left their orders without an
+    answer."""
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address:
+        other = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        with pytest.raises(Unavailable, match="forgotten"):
+            await every(wanted(address, 9), transport)
+        servicer.goes_on.set()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(other, return_exceptions=True)
+        assert isinstance(ended, np.ndarray), repr(ended)
+        assert np.array_equal(ended, PAGES)
+        await transport.close()
+
+
+async def test_a_call_that_ends_on_this_side_is_an_error_like_others() -> None:
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address:
+        fetching = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        await transport.close()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(fetching, return_exceptions=True)
+        assert isinstance(ended, Unavailable), repr(ended)
+
+
+async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "MOST_CHANNELS", 1)
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
+        other = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        assert np.array_equal(await every(wanted(elsewhere, 1, 2), transport), PAGES)
+        servicer.goes_on.set()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(other, return_exceptions=True)
+        assert isinstance(ended, np.ndarray), repr(ended)
+        await transport.close()
