@@ -15,7 +15,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.worker.kv_transfer import grpc_transport
+from services.worker.kv_transfer import grpc_transport, page_service
 from services.worker.kv_transfer.checksums import checksums
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
 from services.worker.kv_transfer.page_service import PageService
@@ -27,6 +27,7 @@ from shared.kv.kv_source import KVSource
 from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.rpc import channel
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler, Door
 from shared.security.secret_file import SecretFile
@@ -275,3 +276,32 @@ async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch(mon
             (ended,) = await asyncio.gather(other, return_exceptions=True)
         assert isinstance(ended, np.ndarray), repr(ended)
         await transport.close()
+
+
+async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose device hangs: its process lives, and so does its connection."""
+    monkeypatch.setattr(page_service, "MOST_SERVED", 1)
+    monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
+
+    class Patient(Memory):
+        """With whoever reads block 9; others get more than what is on its way takes."""
+
+        async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> torch.Tensor:
+            pages = await super().read_pages(epoch, after_step, blocks)
+            if blocks.tolist() != [9]:
+                return torch.zeros((len(blocks), 8 << 20), dtype=torch.uint8)
+            monkeypatch.setattr(page_service, "TAKEN_S", 60.0)
+            return pages
+
+    memory = Patient()
+    async with serving(service(memory)) as address, channel.connect(address) as idle:
+        order = wanted(address)
+        call = kv_transfer_pb2_grpc.KVTransferServiceStub(idle).Fetch()
+        ids, hashes = columns.u32_bytes(order.blocks.tolist()), b"".join(order.hashes)
+        request = pb.PageRequest(epoch=EPOCH, layout=LAYOUT, block_ids=ids, block_hashes=hashes)
+        await call.write(pb.FetchRequest(pages=request))
+        while not memory.asked:  # it has its turn
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(20):  # less than the other side waits for its first part
+            assert np.array_equal(await fetch(wanted(address, 9)), memory.pages[9:10])
+        call.cancel()
