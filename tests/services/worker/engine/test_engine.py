@@ -34,7 +34,7 @@ class PaperFlight:
 
     step_id: int
     landed: threading.Event
-    error: Exception | None
+    error: BaseException | None
     result_error: Exception | None = None
     settled: bool = True
 
@@ -81,8 +81,8 @@ class PaperReplica:
     log: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     landings: dict[int, threading.Event] = field(default_factory=dict)
-    launch_errors: dict[int, Exception] = field(default_factory=dict)
-    landing_errors: dict[int, Exception] = field(default_factory=dict)
+    launch_errors: dict[int, BaseException] = field(default_factory=dict)
+    landing_errors: dict[int, BaseException] = field(default_factory=dict)
     result_errors: dict[int, Exception] = field(default_factory=dict)
     move_errors: dict[int, Exception] = field(default_factory=dict)
     move_done: threading.Event = field(default_factory=threading.Event)
@@ -364,6 +364,36 @@ async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -
         async with asyncio.timeout(PATIENCE_S):
             await engine.died
     assert inbox.broken.done()
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("index out of bounds"), SystemExit("a plugin's exit")])
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_no_thread_of_the_engine_ends_without_a_word(
+    start: Start, replica: PaperReplica, error: BaseException, synchronous: bool
+) -> None:
+    """Whoever attached next would wait for it for ever."""
+    (replica.launch_errors if synchronous else replica.landing_errors)[1] = error
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    with pytest.raises(Internal, match=f"{type(error).__name__}: {error}"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.died
+
+
+async def test_neither_does_the_one_that_builds() -> None:
+    def build() -> None:
+        raise Panic("index out of bounds")
+
+    engine = Engine(build, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type]
+    with pytest.raises(Internal, match="Panic: index out of bounds"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.started
+    assert await engine.stop(PATIENCE_S)
 
 
 async def test_a_reset_reaches_the_record(start: Start, replica: PaperReplica) -> None:
