@@ -138,8 +138,13 @@ class Inbox:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.moves: asyncio.Queue[pb.Transferred] = asyncio.Queue()
 
+        self.orders: asyncio.Queue[int] = asyncio.Queue()
+
     def transferred(self, done: pb.Transferred) -> None:
         self.moves.put_nowait(done)
+
+    def device_order_done(self, done: pb.DeviceOrderDone) -> None:
+        self.orders.put_nowait(done.order_id)
 
     def deliver(self, result: pb.StepResult) -> None:
         self.results.put_nowait(result.step_id)
@@ -353,6 +358,44 @@ async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start,
     submit(engine, new, 1)
     assert await new.next() == 1
     assert "move 1" not in replica.log
+
+
+class StagingReplica(PaperReplica):
+    """Stages weights beside steps, for as long as it is told to."""
+
+    stages_beside_steps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def stage_weights(self, order: pb.StageWeights) -> None:
+        self.begun.set()
+        assert self.done.wait(PATIENCE_S)
+        self._note("stage")
+
+    def drop_weights(self) -> None:
+        self._note("drop")
+
+    def obey(self, order: pb.DeviceOrder) -> None:
+        self._note("drop")
+
+
+async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_staged() -> None:
+    """Dropped before, they would stay beside those that are computed with."""
+    replica, inbox = StagingReplica(), Inbox()
+    engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
+    await engine.rest(inbox)
+    engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
+    await asyncio.to_thread(replica.begun.wait, PATIENCE_S)
+    engine.device_order(inbox, pb.DeviceOrder(order_id=2, drop_weights=pb.DropWeights()))
+    submit(engine, inbox, 1)
+    await inbox.next()  # the device's thread is done with all that came before
+    replica.done.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert sorted([await inbox.orders.get() for _ in range(2)]) == [1, 2]
+    assert [said for said in replica.log if said in ("stage", "drop")] == ["stage", "drop"]
+    assert await engine.stop(PATIENCE_S)
 
 
 async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
