@@ -8,16 +8,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
-from services.worker.structured import compile_pool, mask_maker
+from services.worker.structured import compile_pool, mask_maker, stream_gate
 from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from services.worker.structured.fair_filler import FairFiller
+from services.worker.structured.stream_gate import StreamGate
 from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.rig import Rig
@@ -141,6 +144,29 @@ def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_ste
     assert never.waited_s == pytest.approx(mask_maker.PATIENCE_S)
     assert maker.hangs
     tiny.rest()
+
+
+class Written:
+    """The number of a gate: another thread gives the masks up in the moment before it is first written."""
+
+    def __init__(self, gate: StreamGate) -> None:
+        self.gate, self.value = gate, -1
+
+    def __setitem__(self, _: int, value: np.int32) -> None:
+        if not self.gate._is_open:
+            self.gate.open_for_good()
+        self.value = int(value)
+
+
+def test_a_gate_that_is_opened_while_a_number_is_reached_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the device's stream would wait for the masks after it for ever, which nobody tells it of any more."""
+    here = SimpleNamespace(Stream=object, Event=object)
+    zeros = lambda count, *, dtype, pin_memory: torch.zeros(count, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(stream_gate, "torch", SimpleNamespace(zeros=zeros, int32=torch.int32, cuda=here))
+    gate = StreamGate()
+    gate._number = number = Written(gate)  # type: ignore[assignment]
+    gate.reach(1)
+    assert number.value > stream_gate.FAR
 
 
 class Named(str):
