@@ -224,6 +224,49 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     backend.let_go.set()
 
 
+def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each slow grammar would leave one more, and one more process that compiles."""
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
+    before, backend = {*threading.enumerate()}, Hanging()
+    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    assert pool.backend is backend
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    for name in (b"first", b"second"):
+        backend.let_go.clear()
+        pool.prepare(name, pb.StructuredOutput(regex="hang"), outcomes.put)
+        assert isinstance(outcomes.get(timeout=60).error, InvalidArgument)
+        backend.let_go.set()
+
+    def own_threads() -> int:
+        new = {*threading.enumerate()} - before
+        return sum(thread.name == "grammars" for thread in new)
+
+    deadline = time.monotonic() + 60
+    while own_threads() != 1 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert own_threads() == 1
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+def test_a_library_that_panics_has_answered() -> None:
+    """It is not waited for, and its thread goes on."""
+
+    class Panicking:
+        def compile(self, _: pb.StructuredOutput) -> None:
+            raise Panic("index out of bounds")
+
+    pool = CompilePool(Panicking)  # type: ignore[arg-type]
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    pool.prepare(b"x", pb.StructuredOutput(regex="x"), outcomes.put)
+    error = outcomes.get(timeout=60).error
+    assert isinstance(error, Internal)
+    assert error.message == "structured_output: Panic while compiling"
+
+
 def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_pool, "MOST_UNNEEDED", 2)
     pool = CompilePool(Hanging)  # type: ignore[arg-type]
