@@ -9,7 +9,7 @@ from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
 from shared import columns
-from shared.errors import Internal, QuireError, Unavailable, to_proto
+from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
 from shared.kv import block_hash
 from shared.logs import logger
 from shared.pb.common.v1 import model_pb2
@@ -80,6 +80,7 @@ class Attachment:
         self._drain_timeout_s = drain_timeout_s
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next_step_id = 1
+        self._num_drops = 0  # of weights
         self.epoch = 0  # 0: not welcomed
         self.num_results = 0
 
@@ -193,17 +194,21 @@ class Attachment:
 
     def _take_order(self, order: pb.DeviceOrder) -> None:
         if not order.HasField("stage_weights"):
+            self._num_drops += order.HasField("drop_weights")
             self._engine.device_order(self, order)
             return
         order.stage_weights.spooled = ""
         if order.stage_weights.stream_id:
-            self._tasks.start("the fetch of weights", self._fetch_and_stage(order))
+            self._tasks.start("the fetch of weights", self._fetch_and_stage(order, self._num_drops))
         else:
             self._engine.device_order(self, order)
 
-    async def _fetch_and_stage(self, order: pb.DeviceOrder) -> None:
+    async def _fetch_and_stage(self, order: pb.DeviceOrder, num_drops: int) -> None:
+        """`num_drops`: when it was ordered."""
         try:
             folder = await self._fetch_weights(order.stage_weights)
+            if self._num_drops > num_drops:  # staged now they would stay, and on a GPU in the place of all KV
+                raise FailedPrecondition("the weights were dropped while they came")
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
         except Exception:  # an order without an answer would hold up all that come after it

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from services.worker.engine.device_work import Command, DeviceWork, Outlet
-from services.worker.engine.replies import Replies
+from services.worker.engine.replies import Replies, as_failure
 from services.worker.ranks.group import RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
@@ -72,8 +72,8 @@ class DeviceThread:
             try:
                 replica = self._build()
                 self._ranks.start()
-            except Exception as error:
-                self._replies.fail(self._started, error)
+            except BaseException as error:  # also what a library in Rust, or an exit() in somebody's plugin, raises
+                self._replies.fail(self._started, as_failure(error))
                 return
             self._work = DeviceWork(replica, self._ranks, self._grammars, self._outlet)
             self._replies.resolve(self._started, replica)
@@ -83,9 +83,9 @@ class DeviceThread:
                     self._dirty = True
                     self._work.obey(command)
                     self._num_obeyed += 1
-            except Exception as error:
+            except BaseException as error:  # else nobody would hear that the thread is gone
                 log.exception("the engine failed")
-                self._died(error)
+                self._died(as_failure(error))
 
     def _next(self, replica: Replica) -> Command | None:
         if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:

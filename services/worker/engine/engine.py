@@ -226,17 +226,17 @@ class Engine:
         self._adapters.read(order.name, order.path, order.digest, done)
 
     def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
-        """After the plans that are here; weights may be staged beside them."""
-        replica = self.started.result()
-        if order.WhichOneof("order") != "stage_weights" or not replica.stages_beside_steps:
+        """After the plans that are here; weights may be staged beside them, and are dropped after that."""
+        replica, kind = self.started.result(), order.WhichOneof("order")
+        if kind not in ("stage_weights", "drop_weights") or not replica.stages_beside_steps:
             self._inbox.put(Operate(receiver, order))
             return
 
-        def stage() -> None:
+        def stage_or_drop() -> None:
             error: Exception | None = None
             try:
                 with torch.inference_mode():
-                    replica.stage_weights(order.stage_weights)
+                    replica.drop_weights() if kind == "drop_weights" else replica.stage_weights(order.stage_weights)
             except Exception as raised:
                 error = raised
             if not self._outcomes.takes(receiver):
@@ -245,7 +245,7 @@ class Engine:
 
         if self._stager is None:
             self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
-        self._stager.submit(stage)
+        self._stager.submit(stage_or_drop)
 
     @property
     def _max_adapters(self) -> int:

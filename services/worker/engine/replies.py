@@ -74,6 +74,11 @@ def _known(error: Exception) -> QuireError:
     return error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
 
 
+def as_failure(error: BaseException) -> Exception:
+    """Of a thread: what is no Exception, whoever awaits it on the loop could not tell from an end of his own."""
+    return error if isinstance(error, Exception) else Internal(f"{type(error).__name__}: {error}")
+
+
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)

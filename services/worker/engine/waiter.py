@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from services.worker.engine.replies import as_failure
 from shared.logs import logger
 
 log = logger("worker.engine")
@@ -40,6 +41,6 @@ class Waiter(Generic[Thing]):
         try:
             while (thing := self._queue.get()) is not None:
                 self._wait(thing)
-        except Exception as error:
+        except BaseException as error:  # else nobody would hear that the thread is gone
             log.exception(f"the thread that waits for {self._things} failed")
-            self._died(error)
+            self._died(as_failure(error))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from shared.errors import Unavailable
 from shared.logs import logger
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.process.supervision import is_asked_to_end
 from shared.rpc.trust import Dialler
 
 log = logger("worker.kv_transfer")
@@ -39,6 +41,15 @@ OUT_OF_REACH_S = 60.0  # a vain try costs a call and what the driver takes to re
 Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 
 
+@dataclass(slots=True)
+class _Connection:
+    """To a worker. Closing it would cancel all calls on it: one that is forgotten is closed by its last user."""
+
+    channel: grpc.aio.Channel
+    num_users: int = 0
+    forgotten: bool = False
+
+
 class GrpcTransport:
     """Keeps connections to workers that it has fetched from."""
 
@@ -50,7 +61,7 @@ class GrpcTransport:
         self._dialler = dialler
         self._pinned = pinned
         self._piece_bytes = piece_bytes
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._connections: OrderedDict[str, _Connection] = OrderedDict()
         self._peers = peers
         # By the address of a worker on this host whose pages could not be opened: when that is tried again.
         self._out_of_reach: dict[str, float] = {}
@@ -78,27 +89,33 @@ class GrpcTransport:
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:
         """`peers`: may be opened instead."""
         who, address = wanted.source.worker_id, wanted.source.address
-        call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(await self._channel(address)).Fetch()
-        try:
-            async with asyncio.timeout(FIRST_PART_S):
-                await self._ask(call, wanted, peers)
-            async with aclosing(self._take(call, wanted, peers)) as arrivals:
-                async for arrived in arrivals:
-                    yield arrived
-        except TimeoutError:
-            await self._forget(address)
-            raise Unavailable(f"{who} at {address} did not send its pages in time") from None
-        except grpc.aio.AioRpcError as error:
-            await self._forget(address)
-            raise Unavailable(f"{who} at {address}: {error.details()}") from None
-        except asyncio.InvalidStateError:  # a write after the end of the call
-            raise Unavailable(f"{who} at {address} ended the call") from None
-        finally:
-            call.cancel()
+        async with self._connected(address) as connection:
+            call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
+            try:
+                async with asyncio.timeout(FIRST_PART_S):
+                    await self._ask(call, wanted, peers)
+                async with aclosing(self._take(call, wanted, peers)) as arrivals:
+                    async for arrived in arrivals:
+                        yield arrived
+            except TimeoutError:
+                self._forget(address, connection)
+                raise Unavailable(f"{who} at {address} did not send its pages in time") from None
+            except grpc.aio.AioRpcError as error:
+                self._forget(address, connection)
+                raise Unavailable(f"{who} at {address}: {error.details()}") from None
+            except asyncio.InvalidStateError:  # a write after the end of the call
+                raise Unavailable(f"{who} at {address} ended the call") from None
+            except asyncio.CancelledError:
+                if is_asked_to_end():
+                    raise
+                raise Unavailable(f"the call to {who} at {address} was cancelled on this side") from None
+            finally:
+                call.cancel()
 
     async def close(self) -> None:
-        for address in list(self._channels):
-            await self._forget(address)
+        while self._connections:
+            _, connection = self._connections.popitem()
+            await connection.channel.close()
         if self._peers is not None:
             await self._peers.close()
 
@@ -144,19 +161,33 @@ class GrpcTransport:
         if not incoming.complete:
             raise WrongPages(f"{wanted.source.worker_id} sent {incoming.text}")
 
-    async def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._dialler.connect(address)
-            while len(self._channels) > MOST_CHANNELS:
-                await self._forget(next(iter(self._channels)))
-        self._channels.move_to_end(address)
-        return channel
+    @asynccontextmanager
+    async def _connected(self, address: str) -> AsyncIterator[_Connection]:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = _Connection(self._dialler.connect(address))
+        self._connections.move_to_end(address)
+        connection.num_users += 1
+        try:
+            await self._forget_eldest()
+            yield connection
+        finally:
+            connection.num_users -= 1
+            if connection.forgotten and not connection.num_users:
+                await connection.channel.close()
 
-    async def _forget(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            await channel.close()
+    async def _forget_eldest(self) -> None:
+        while len(self._connections) > MOST_CHANNELS:
+            address, connection = next(iter(self._connections.items()))
+            self._forget(address, connection)
+            if not connection.num_users:
+                await connection.channel.close()
+
+    def _forget(self, address: str, connection: _Connection) -> None:
+        """The next fetch makes another. That may have happened already, since this one failed."""
+        connection.forgotten = True
+        if self._connections.get(address) is connection:
+            del self._connections[address]
 
 
 class _OutOfReach(Exception):

@@ -29,7 +29,7 @@ log = logger("worker.kv_transfer")
 
 MOST_SERVED = 4  # at a time; others wait for their turn
 REQUEST_S = 5.0  # from the opening of a call to its request
-TAKEN_S = 30.0  # that a caller may take to copy pages: a step of its own may come first
+TAKEN_S = 30.0  # that a caller may take to copy pages, or the next part: a step of its own may come first
 
 Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchResponse]
 
@@ -134,7 +134,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             ended = end // page_bytes
             part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
             num_told = ended
-            await context.write(pb.FetchResponse(part=part))
+            await _write(context, pb.FetchResponse(part=part))
         self._metrics.kv_sent.inc(len(data))
 
 
@@ -145,6 +145,15 @@ async def _said(context: Context, within_s: float, otherwise: str) -> Any:
             return await context.read()
     except TimeoutError:
         raise DeadlineExceeded(f"{otherwise} within {within_s:g} s") from None
+
+
+async def _write(context: Context, message: pb.FetchResponse) -> None:
+    """Raises DeadlineExceeded where the caller, which lives, takes nothing: it would hold up all others."""
+    try:
+        async with asyncio.timeout(TAKEN_S):
+            await context.write(message)
+    except TimeoutError:
+        raise DeadlineExceeded(f"pages were not taken within {TAKEN_S:g} s") from None
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:

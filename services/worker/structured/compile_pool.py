@@ -159,29 +159,32 @@ class CompilePool:
             None if grammar is None else _Ready(grammar, max(constraint.ByteSize(), grammar.num_bytes // BYTES_OF_TEXT))
         )
         compile_us = max(1, round((time.perf_counter() - started) * 1e6))
-        self._finish(grammar_id, making, ready, Prepared(error, compile_us))
+        if not self._finish(grammar_id, making, ready, Prepared(error, compile_us)) and self._threads is not None:
+            self._threads.remove_thread()  # this one has been replaced
 
     def _compile(self, constraint: sampling_pb2.StructuredOutput) -> tuple[Grammar | None, QuireError | None]:
         try:
             return self.backend.compile(constraint), None
         except QuireError as error:
             return None, error
-        except Exception as error:
+        except BaseException as error:  # a library in Rust raises what is no Exception
             log.exception("a grammar could not be compiled")
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
 
     def _give_up(self, grammar_id: bytes, making: _Making) -> None:
         log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
         error = InvalidArgument(f"{FIELD}: it takes more than {PATIENCE_S:.0f} s to compile", field=FIELD)
-        self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
-        if self._threads is not None:
+        if (
+            self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
+            and self._threads is not None
+        ):
             self._threads.add_thread()
 
-    def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> None:
-        """The first that asked is told the time it took; for the others it was there."""
+    def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> bool:
+        """The first that asked is told the time it took; for the others it was there. False if it was over before."""
         with self._lock:
             if making.over:
-                return
+                return False
             making.over = True
             del self._making[grammar_id]
             if ready is not None:
@@ -191,6 +194,7 @@ class CompilePool:
                 self._evict()
         for number, done in enumerate(making.waiting):
             done(outcome if number == 0 else Prepared(outcome.error, 0))
+        return True
 
     def _evict(self) -> None:
         unneeded = [name for name in self._ready if name not in self._needs]

@@ -42,10 +42,15 @@ class StreamGate:
         self._reached = number
         if not self._is_open:
             self._number[0] = np.int32(number)
+            if self._is_open:  # since that was looked at: what was written would have closed it, for good
+                self._write_far()
 
     def open_for_good(self) -> None:
         """For work whose results are not wanted. Several threads may say so: added twice, FAR would be behind."""
         self._is_open = True
+        self._write_far()
+
+    def _write_far(self) -> None:
         self._number[0] = np.int32(self._reached + FAR)
 
 

@@ -34,7 +34,7 @@ class PaperFlight:
 
     step_id: int
     landed: threading.Event
-    error: Exception | None
+    error: BaseException | None
     result_error: Exception | None = None
     settled: bool = True
 
@@ -81,8 +81,8 @@ class PaperReplica:
     log: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     landings: dict[int, threading.Event] = field(default_factory=dict)
-    launch_errors: dict[int, Exception] = field(default_factory=dict)
-    landing_errors: dict[int, Exception] = field(default_factory=dict)
+    launch_errors: dict[int, BaseException] = field(default_factory=dict)
+    landing_errors: dict[int, BaseException] = field(default_factory=dict)
     result_errors: dict[int, Exception] = field(default_factory=dict)
     move_errors: dict[int, Exception] = field(default_factory=dict)
     move_done: threading.Event = field(default_factory=threading.Event)
@@ -138,8 +138,13 @@ class Inbox:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.moves: asyncio.Queue[pb.Transferred] = asyncio.Queue()
 
+        self.orders: asyncio.Queue[int] = asyncio.Queue()
+
     def transferred(self, done: pb.Transferred) -> None:
         self.moves.put_nowait(done)
+
+    def device_order_done(self, done: pb.DeviceOrderDone) -> None:
+        self.orders.put_nowait(done.order_id)
 
     def deliver(self, result: pb.StepResult) -> None:
         self.results.put_nowait(result.step_id)
@@ -355,6 +360,44 @@ async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start,
     assert "move 1" not in replica.log
 
 
+class StagingReplica(PaperReplica):
+    """Stages weights beside steps, for as long as it is told to."""
+
+    stages_beside_steps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def stage_weights(self, order: pb.StageWeights) -> None:
+        self.begun.set()
+        assert self.done.wait(PATIENCE_S)
+        self._note("stage")
+
+    def drop_weights(self) -> None:
+        self._note("drop")
+
+    def obey(self, order: pb.DeviceOrder) -> None:
+        self._note("drop")
+
+
+async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_staged() -> None:
+    """Dropped before, they would stay beside those that are computed with."""
+    replica, inbox = StagingReplica(), Inbox()
+    engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
+    await engine.rest(inbox)
+    engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
+    await asyncio.to_thread(replica.begun.wait, PATIENCE_S)
+    engine.device_order(inbox, pb.DeviceOrder(order_id=2, drop_weights=pb.DropWeights()))
+    submit(engine, inbox, 1)
+    await inbox.next()  # the device's thread is done with all that came before
+    replica.done.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert sorted([await inbox.orders.get() for _ in range(2)]) == [1, 2]
+    assert [said for said in replica.log if said in ("stage", "drop")] == ["stage", "drop"]
+    assert await engine.stop(PATIENCE_S)
+
+
 async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
     replica.launch_errors[1] = DeviceLost("CUDA error: an illegal memory access was encountered")
     engine, inbox = start(), Inbox()
@@ -364,6 +407,36 @@ async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -
         async with asyncio.timeout(PATIENCE_S):
             await engine.died
     assert inbox.broken.done()
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("index out of bounds"), SystemExit("a plugin's exit")])
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_no_thread_of_the_engine_ends_without_a_word(
+    start: Start, replica: PaperReplica, error: BaseException, synchronous: bool
+) -> None:
+    """Whoever attached next would wait for it for ever."""
+    (replica.launch_errors if synchronous else replica.landing_errors)[1] = error
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    with pytest.raises(Internal, match=f"{type(error).__name__}: {error}"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.died
+
+
+async def test_neither_does_the_one_that_builds() -> None:
+    def build() -> None:
+        raise Panic("index out of bounds")
+
+    engine = Engine(build, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type]
+    with pytest.raises(Internal, match="Panic: index out of bounds"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.started
+    assert await engine.stop(PATIENCE_S)
 
 
 async def test_a_reset_reaches_the_record(start: Start, replica: PaperReplica) -> None:

@@ -9,22 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.worker.kv_transfer import grpc_transport
+from services.worker.kv_transfer import grpc_transport, page_service
 from services.worker.kv_transfer.checksums import checksums
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
 from services.worker.kv_transfer.page_service import PageService
 from services.worker.kv_transfer.transport import WantedPages, WrongPages
+from shared import columns
 from shared.columns import U32
 from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
 from shared.kv.kv_source import KVSource
 from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.rpc import channel
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler, Door
 from shared.security.secret_file import SecretFile
@@ -209,3 +212,96 @@ async def test_a_worker_that_is_not_there() -> None:
         pass
     with pytest.raises(Unavailable, match=r"a at 127\.0\.0\.1"):
         await fetch(wanted(address, 1))
+
+
+class RefusesOne(kv_transfer_pb2_grpc.KVTransferServiceServicer):
+    """Two calls: in the middle of the one for block 1 that for block 9 is refused."""
+
+    def __init__(self) -> None:
+        self.in_the_middle, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def Fetch(self, _requests: object, context: Any) -> None:
+        message = await context.read()
+        if columns.u32(message.pages.block_ids).tolist() == [9]:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "block_ids: forgotten")
+        data = PAGES.tobytes()
+        await context.write(part(data[:100]))
+        self.in_the_middle.set()
+        await self.goes_on.wait()
+        await context.write(part(data[100:], told()))
+
+
+async def every(order: WantedPages, transport: GrpcTransport) -> np.ndarray:
+    async with aclosing(transport.fetch(order)) as arrivals:
+        return np.concatenate([arrived.content.numpy() async for arrived in arrivals])
+
+
+async def test_a_fetch_that_is_refused_disturbs_no_other_from_the_same_worker() -> None:
+    """All of a worker share a connection: what cancels it cancelled them, in a way that left their orders without an
+    answer."""
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address:
+        other = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        with pytest.raises(Unavailable, match="forgotten"):
+            await every(wanted(address, 9), transport)
+        servicer.goes_on.set()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(other, return_exceptions=True)
+        assert isinstance(ended, np.ndarray), repr(ended)
+        assert np.array_equal(ended, PAGES)
+        await transport.close()
+
+
+async def test_a_call_that_ends_on_this_side_is_an_error_like_others() -> None:
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address:
+        fetching = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        await transport.close()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(fetching, return_exceptions=True)
+        assert isinstance(ended, Unavailable), repr(ended)
+
+
+async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "MOST_CHANNELS", 1)
+    servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
+        other = asyncio.create_task(every(wanted(address, 1, 2), transport))
+        await servicer.in_the_middle.wait()
+        assert np.array_equal(await every(wanted(elsewhere, 1, 2), transport), PAGES)
+        servicer.goes_on.set()
+        async with asyncio.timeout(60):
+            (ended,) = await asyncio.gather(other, return_exceptions=True)
+        assert isinstance(ended, np.ndarray), repr(ended)
+        await transport.close()
+
+
+async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose device hangs: its process lives, and so does its connection."""
+    monkeypatch.setattr(page_service, "MOST_SERVED", 1)
+    monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
+
+    class Patient(Memory):
+        """With whoever reads block 9; others get more than what is on its way takes."""
+
+        async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> torch.Tensor:
+            pages = await super().read_pages(epoch, after_step, blocks)
+            if blocks.tolist() != [9]:
+                return torch.zeros((len(blocks), 8 << 20), dtype=torch.uint8)
+            monkeypatch.setattr(page_service, "TAKEN_S", 60.0)
+            return pages
+
+    memory = Patient()
+    async with serving(service(memory)) as address, channel.connect(address) as idle:
+        order = wanted(address)
+        call = kv_transfer_pb2_grpc.KVTransferServiceStub(idle).Fetch()
+        ids, hashes = columns.u32_bytes(order.blocks.tolist()), b"".join(order.hashes)
+        request = pb.PageRequest(epoch=EPOCH, layout=LAYOUT, block_ids=ids, block_hashes=hashes)
+        await call.write(pb.FetchRequest(pages=request))
+        while not memory.asked:  # it has its turn
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(20):  # less than the other side waits for its first part
+            assert np.array_equal(await fetch(wanted(address, 9)), memory.pages[9:10])
+        call.cancel()

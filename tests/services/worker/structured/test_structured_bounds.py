@@ -8,16 +8,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
-from services.worker.structured import compile_pool, mask_maker
+from services.worker.structured import compile_pool, mask_maker, stream_gate
 from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from services.worker.structured.fair_filler import FairFiller
+from services.worker.structured.stream_gate import StreamGate
 from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.rig import Rig
@@ -143,6 +146,29 @@ def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_ste
     tiny.rest()
 
 
+class Written:
+    """The number of a gate: another thread gives the masks up in the moment before it is first written."""
+
+    def __init__(self, gate: StreamGate) -> None:
+        self.gate, self.value = gate, -1
+
+    def __setitem__(self, _: int, value: np.int32) -> None:
+        if not self.gate._is_open:
+            self.gate.open_for_good()
+        self.value = int(value)
+
+
+def test_a_gate_that_is_opened_while_a_number_is_reached_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the device's stream would wait for the masks after it for ever, which nobody tells it of any more."""
+    here = SimpleNamespace(Stream=object, Event=object)
+    zeros = lambda count, *, dtype, pin_memory: torch.zeros(count, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(stream_gate, "torch", SimpleNamespace(zeros=zeros, int32=torch.int32, cuda=here))
+    gate = StreamGate()
+    gate._number = number = Written(gate)  # type: ignore[assignment]
+    gate.reach(1)
+    assert number.value > stream_gate.FAR
+
+
 class Named(str):
     """As far as a pool looks at a grammar."""
 
@@ -196,6 +222,49 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     assert pool.grammar(b"next") == "next"
     assert pool.grammar(b"hang") is None
     backend.let_go.set()
+
+
+def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each slow grammar would leave one more, and one more process that compiles."""
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
+    before, backend = {*threading.enumerate()}, Hanging()
+    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    assert pool.backend is backend
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    for name in (b"first", b"second"):
+        backend.let_go.clear()
+        pool.prepare(name, pb.StructuredOutput(regex="hang"), outcomes.put)
+        assert isinstance(outcomes.get(timeout=60).error, InvalidArgument)
+        backend.let_go.set()
+
+    def own_threads() -> int:
+        new = {*threading.enumerate()} - before
+        return sum(thread.name == "grammars" for thread in new)
+
+    deadline = time.monotonic() + 60
+    while own_threads() != 1 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert own_threads() == 1
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+def test_a_library_that_panics_has_answered() -> None:
+    """It is not waited for, and its thread goes on."""
+
+    class Panicking:
+        def compile(self, _: pb.StructuredOutput) -> None:
+            raise Panic("index out of bounds")
+
+    pool = CompilePool(Panicking)  # type: ignore[arg-type]
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    pool.prepare(b"x", pb.StructuredOutput(regex="x"), outcomes.put)
+    error = outcomes.get(timeout=60).error
+    assert isinstance(error, Internal)
+    assert error.message == "structured_output: Panic while compiling"
 
 
 def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:

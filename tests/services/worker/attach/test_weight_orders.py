@@ -1,0 +1,84 @@
+"""Orders about weights that come as a stream, while it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from services.worker.attach.attachment import Attachment
+from services.worker.kv.held_blocks import HeldReport
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.process.lifecycle import Shutdown
+
+PATIENCE_S = 60.0
+WELCOME = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="0", heartbeat_interval_ms=60_000)
+
+
+class Line:
+    """To a scheduler that says what a test says."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
+        self.heard: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()
+
+    async def read(self) -> pb.AttachResponse:
+        return await self.said.get()
+
+    async def write(self, message: pb.AttachRequest) -> None:
+        self.heard.put_nowait(message)
+
+    async def order_done(self) -> pb.DeviceOrderDone:
+        async with asyncio.timeout(PATIENCE_S):
+            while (message := await self.heard.get()).WhichOneof("message") != "device_order_done":
+                pass
+        return message.device_order_done
+
+
+class Engine:
+    """Keeps the orders that reach it."""
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def rest(self, _receiver: Attachment) -> HeldReport:
+        return HeldReport([], b"")
+
+    def device_order(self, _receiver: Attachment, order: pb.DeviceOrder) -> None:
+        self.orders.put_nowait(order.WhichOneof("order"))
+
+
+async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterwards() -> None:
+    line, engine, coming, there = Line(), Engine(), asyncio.Event(), asyncio.Event()
+
+    async def fetch(_order: pb.StageWeights) -> Path:
+        coming.set()
+        await there.wait()
+        return Path("folder")
+
+    async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
+        """Nobody else has to know."""
+
+    attachment = Attachment(line, engine, Shutdown(), 1.0, fetch)  # type: ignore[arg-type]
+    running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
+    orders: list[dict[str, Any]] = [
+        {"stage_weights": pb.StageWeights(stream_id=b"s" * 16)},
+        {"drop_weights": pb.DropWeights()},
+    ]
+    line.said.put_nowait(pb.AttachResponse(welcome=WELCOME))
+    line.said.put_nowait(pb.AttachResponse(device_order=pb.DeviceOrder(order_id=1, **orders[0])))
+    async with asyncio.timeout(PATIENCE_S):
+        await coming.wait()
+        line.said.put_nowait(pb.AttachResponse(device_order=pb.DeviceOrder(order_id=2, **orders[1])))
+        assert await engine.orders.get() == "drop_weights"
+    there.set()
+    refused = asyncio.create_task(line.order_done())
+    staged = asyncio.create_task(engine.orders.get())
+    await asyncio.wait([refused, staged], return_when=asyncio.FIRST_COMPLETED)
+    assert not staged.done(), staged
+    assert refused.result().order_id == 1
+    assert refused.result().error.code == finish_pb2.ERROR_CODE_FAILED_PRECONDITION
+    for task in (staged, running):
+        task.cancel()
+    await asyncio.gather(staged, running, return_exceptions=True)
