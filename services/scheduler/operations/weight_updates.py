@@ -56,7 +56,8 @@ class WeightUpdates:
         if self._changing.locked():
             raise Unavailable(UNDER_WAY, retry_after_ms=1000)
         async with self._changing:
-            _check_newest(number, self._cluster)
+            if number <= self._cluster.wanted.weights.update:
+                raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
@@ -142,7 +143,8 @@ class StagedUpdate:
 
     async def _swap(self) -> None:
         cluster = self._cluster
-        _check_newest(self._identity.update, cluster)  # another scheduler may have decided on one meanwhile
+        if cluster.wanted.weights.update > (number := self._identity.update):  # equal: it was told what is decided
+            raise FailedPrecondition(f"update: {number} is less than that of the weights that there are")
         there = [replica for replica in self._staged if cluster.has(replica)]
         if self._staged and not there:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
@@ -183,11 +185,6 @@ async def _stage_one(replica: Replica, order: worker_pb2.StageWeights) -> None:
         await replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order))
     except QuireError as error:
         raise named(replica.id, error) from None
-
-
-def _check_newest(number: int, cluster: Cluster) -> None:
-    if number <= cluster.wanted.weights.update:
-        raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:
