@@ -135,6 +135,9 @@ class Sleeping:
                 replica.is_unsure = isinstance(error, Unavailable)
                 if replica.is_unsure and not self._cluster.has(replica):
                     return None  # lost: it will say how it is when it attaches
+                if replica.is_unsure:
+                    replica.outdated = True
+                    replica.fell_behind.set()  # it is to attach again
                 return named(replica.id, error)
             replica.asleep = (replica.asleep - minus) | plus
             replica.sleep_level = level if replica.asleep else 0

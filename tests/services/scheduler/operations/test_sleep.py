@@ -8,8 +8,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from services.scheduler.replicas.orders import ReplicaOrders
+from shared.errors import Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
+from shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
@@ -74,6 +77,30 @@ async def test_what_one_worker_refuses_no_worker_does(start: Start) -> None:
         await sleep(bench, 2)
     await until(lambda: first.operated == ["sleep", "wake_up"])
     assert (first.asleep, second.asleep) == ([], [])
+    await begin(frontend, 0)
+    await frontend.ended(0)
+
+
+async def test_a_worker_that_did_not_say_whether_it_sleeps_is_to_attach_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give = ReplicaOrders.give
+
+    async def gives_up(orders: ReplicaOrders, order: worker_pb2.DeviceOrder, *timeout_s: float) -> None:
+        if order.HasField("sleep"):
+            orders.tell(order)
+            raise Unavailable("the worker did not answer")
+        await give(orders, order, *timeout_s)
+
+    monkeypatch.setattr(ReplicaOrders, "give", gives_up)
+    bench = await start()
+    peer = await worker(bench)
+    frontend = await bench.frontend()
+    with pytest.raises(grpc.aio.AioRpcError, match="w0: the worker did not answer"):
+        await sleep(bench)
+    await until(peer.task.done)
+    again = await worker(bench, asleep=BOTH, sleep_level=1)
+    await until(lambda: again.asleep == [])
     await begin(frontend, 0)
     await frontend.ended(0)
 
