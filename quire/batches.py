@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -213,7 +214,8 @@ def _upload(file: Sent, purpose: str, filename: str, tenant: str) -> Iterator[pb
     else:
         path = Path(file)
         try:
-            num_bytes = path.stat().st_size
+            with path.open("rb") as opened:  # gRPC would lose why what it sends cannot be read
+                num_bytes = os.fstat(opened.fileno()).st_size
         except OSError as error:
             raise InvalidArgument(f"file: cannot read {str(path)!r}: {error.strerror}", field="file") from None
         begin = pb.NewFile(filename=filename or path.name, purpose=purpose, bytes=num_bytes, tenant=tenant)

@@ -319,9 +319,13 @@ class Client:
 
 def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on_done: OnDone) -> list[RequestOutput]:
     found = []
-    with translated_errors():
-        for call, prompt in zip(calls, prompts, strict=True):
-            found.append(collect(call, prompt))
-            if on_done is not None:
-                on_done(found[-1])
+    try:
+        with translated_errors():
+            for call, prompt in zip(calls, prompts, strict=True):
+                found.append(collect(call, prompt))
+                if on_done is not None:
+                    on_done(found[-1])
+    finally:
+        for call in calls:  # nobody reads on behind an error, which may be held for long
+            call.cancel()  # type: ignore[attr-defined]
     return found

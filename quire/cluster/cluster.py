@@ -89,6 +89,14 @@ class Cluster:
         """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
         if self._stopping.is_set():
             return
+        try:
+            self._drain(drain_timeout_s)
+        except BaseException:  # who does not wait for the rest does not want it to stay
+            self.kill()
+            raise
+        self._close_endpoints()
+
+    def _drain(self, drain_timeout_s: float) -> None:
         self._start_no_more()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
@@ -101,7 +109,6 @@ class Cluster:
                 if not process.wait(max(0.1, deadline - time.monotonic())):
                     self._report(f"{process.spec.id} does not drain; killing it")
                 process.close()
-        self._close_endpoints()
 
     def scale_workers(self, count: int) -> None:
         """Starts workers, or lets the last ones leave, until there are `count`; returns when that is so."""

@@ -81,7 +81,7 @@ class ServiceProcess:
             self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {pause_s:g} s")
         elif now >= self._restart_at:
             self._restart_at = 0.0
-            self._close_pipes()
+            self._close_pipe()
             self.start()
             self.restarts += 1  # whoever sees it sees the new process, and not ready before it says so
 
@@ -100,24 +100,25 @@ class ServiceProcess:
         return True
 
     def close(self) -> None:
-        """Ends it for certain and frees the pipes."""
+        """Ends it for certain and frees the pipe."""
         if self._process is None:
             return
         if self.running:
             self._process.kill()
         self._process.wait()
-        self._close_pipes()
+        self._close_pipe()
 
-    def _close_pipes(self) -> None:
+    def _close_pipe(self) -> None:
+        """The one that we hold. The other is its reader's, who may be in the middle of a read: others that the process
+        has left behind may hold its end."""
         assert self._process is not None
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Reads what it announces."""
         assert process.stdout is not None
-        with contextlib.suppress(ValueError):  # close() came first
+        with process.stdout:
             for line in process.stdout:
                 addresses = announced(line, self.spec.role)
                 with self._hearing:

@@ -156,9 +156,9 @@ class Connection:
         self._is_down = False
         self.session = session
         log.info("session open", scheduler=session.scheduler_id, address=self.address, epoch=session.epoch)
-        self._owner.on_open(session)
         opened_s = asyncio.get_running_loop().time()
         try:
+            self._owner.on_open(session)
             await session.run()
         finally:
             self.session = None

@@ -320,3 +320,12 @@ def metrics_of(frontend: Running) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if sample.name.endswith("_total")
     }
+
+
+async def test_what_cannot_be_read_is_said_before_anything_is_sent(talking_model: Path, tmp_path: Path) -> None:
+    """gRPC would cancel the call, and its caller with it."""
+    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+        client = AsyncClient(frontend.frontend.grpc_address)
+        with pytest.raises(InvalidArgument, match=r"file: cannot read .* Is a directory"):
+            await client.files.create(tmp_path)
+        await client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -52,3 +53,14 @@ async def test_an_adapter_of_two_contents_is_none(folder: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="The model `a` does not exist") as refused:
             await frontend.inference.Generate(REQUEST).read()
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_scheduler_whose_first_words_make_no_sense_gets_no_work(folder: Path) -> None:
+    """Nobody would read what it says."""
+    odd, good = (ScriptedScheduler(count_up, adapters=["a"], adapter_digests=digest) for digest in (b"x", DIGEST))
+    async with scheduler(odd), scheduler(good), running(folder, odd.address, good.address) as frontend:
+        async with asyncio.timeout(60):
+            while len(odd.hellos) < 2:
+                await asyncio.sleep(0.005)
+        assert [message async for message in frontend.inference.Generate(REQUEST)]
+    assert not odd.submissions

@@ -1,0 +1,25 @@
+"""The Python client's calls at a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quire import Client, SamplingParams
+from shared.errors import InvalidArgument
+from tests.services.frontend.running import running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+
+async def test_of_several_prompts_none_goes_on_behind_an_error(folder: Path) -> None:
+    """Which its caller may hold for long."""
+    async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
+        script.pause()
+        with Client(frontend.frontend.grpc_address) as client:
+            prompts = [{"prompt_token_ids": [1] * 600}, {"prompt_token_ids": [1] * 3}]
+            with pytest.raises(InvalidArgument, match="maximum context length") as held:
+                await asyncio.to_thread(client.generate, prompts, SamplingParams(max_tokens=100))
+            await frontend.until_idle()
+        assert held.value.__traceback__ is not None
