@@ -86,7 +86,7 @@ class Attachment:
 
     async def run(self, hello: pb.WorkerHello, welcomed: Welcomed) -> None:
         """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
-        rest = asyncio.ensure_future(self._engine.rest(self))
+        rest = self._tasks.start("the rest of the engine", self._engine.rest(self))
         await lifecycle.first(rest, self._shutdown.wait())  # a device that hangs never rests
         if self._shutdown.requested:
             return
