@@ -86,7 +86,11 @@ class Attachment:
 
     async def run(self, hello: pb.WorkerHello, welcomed: Welcomed) -> None:
         """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
-        held = await self._engine.rest(self)
+        rest = self._tasks.start("the rest of the engine", self._engine.rest(self))
+        await lifecycle.first(rest, self._shutdown.wait())  # a device that hangs never rests
+        if self._shutdown.requested:
+            return
+        held = rest.result()
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
         hello.held_place_ids = columns.u32_bytes(list(held.in_host_memory))

@@ -32,7 +32,7 @@ from services.worker.engine.device_work import (
     ShareGrammar,
 )
 from services.worker.engine.outcomes import Outcomes
-from services.worker.engine.replies import Replies, set_exception
+from services.worker.engine.replies import Replies, as_failure, set_exception
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv_transfer.fetcher import Fetcher
 from services.worker.kv_transfer.orders import PageOrder
@@ -237,8 +237,8 @@ class Engine:
             try:
                 with torch.inference_mode():
                     replica.drop_weights() if kind == "drop_weights" else replica.stage_weights(order.stage_weights)
-            except Exception as raised:
-                error = raised
+            except BaseException as raised:  # an order without an answer would hold up all that come after it
+                error = as_failure(raised)
             if not self._outcomes.takes(receiver):
                 replica.drop_weights()
             self._replies.order_done(receiver, order, error)

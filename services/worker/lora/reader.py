@@ -43,7 +43,7 @@ class AdapterReader:
             found = folder.digest()
         except QuireError as error:
             return error
-        except Exception as error:
+        except BaseException as error:  # a library in Rust raises what is no Exception
             log.exception("an adapter could not be read", adapter=name)
             return Internal(f"lora: {name}: {type(error).__name__} while reading {path!r}")
         if digest and found != digest:

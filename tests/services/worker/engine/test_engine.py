@@ -398,6 +398,21 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
     assert await engine.stop(PATIENCE_S)
 
 
+async def test_an_order_is_answered_whatever_the_library_that_reads_weights_raises() -> None:
+    replica, inbox = StagingReplica(), Inbox()
+
+    def panic(_order: pb.StageWeights) -> None:
+        raise Panic("index out of bounds")
+
+    replica.stage_weights = panic  # type: ignore[method-assign]
+    engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
+    await engine.rest(inbox)
+    engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.orders.get() == 1
+    assert await engine.stop(PATIENCE_S)
+
+
 async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
     replica.launch_errors[1] = DeviceLost("CUDA error: an illegal memory access was encountered")
     engine, inbox = start(), Inbox()

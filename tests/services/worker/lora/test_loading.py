@@ -15,7 +15,7 @@ from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import LowRank, PeftFolder
 from services.worker.lora.reader import AdapterReader, Found
-from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from shared.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
 from shared.models.adapter_contents import AdapterId
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
@@ -250,3 +250,21 @@ def test_those_wanted_last_are_not_read_again(saved: Path) -> None:
     changed = found(reader, "secret", b"d" * 32)
     assert isinstance(changed, FailedPrecondition)
     assert "has another content now" in changed.message
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+def test_whoever_asked_is_answered_whatever_the_library_that_reads_raises(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = AdapterFolders([str(saved / "ok")], 256)
+
+    def panic(_name: str, _path: str) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(folders, "read", panic)
+    error = found(AdapterReader(folders), "a")
+    assert isinstance(error, Internal)
+    assert "Panic while reading 'a'" in error.message

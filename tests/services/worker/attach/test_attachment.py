@@ -1,4 +1,4 @@
-"""Orders about weights that come as a stream, while it comes."""
+"""One attachment, to a scheduler and with an engine that do what a test says."""
 
 from __future__ import annotations
 
@@ -49,6 +49,27 @@ class Engine:
         self.orders.put_nowait(order.WhichOneof("order"))
 
 
+async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
+    """Nobody else has to know."""
+
+
+async def test_who_is_to_leave_does_not_wait_for_a_device_that_hangs() -> None:
+    """The attachment before was ended by its scheduler, for the device stood still."""
+    resting, shutdown = asyncio.Event(), Shutdown()
+
+    class Hanging(Engine):
+        async def rest(self, _receiver: Attachment) -> HeldReport:
+            resting.set()
+            return await asyncio.get_running_loop().create_future()
+
+    attachment = Attachment(Line(), Hanging(), shutdown, 1.0, lambda _: asyncio.sleep(0))  # type: ignore[arg-type]
+    running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
+    async with asyncio.timeout(PATIENCE_S):
+        await resting.wait()
+        shutdown.request()
+        await running
+
+
 async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterwards() -> None:
     line, engine, coming, there = Line(), Engine(), asyncio.Event(), asyncio.Event()
 
@@ -56,9 +77,6 @@ async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterward
         coming.set()
         await there.wait()
         return Path("folder")
-
-    async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
-        """Nobody else has to know."""
 
     attachment = Attachment(line, engine, Shutdown(), 1.0, fetch)  # type: ignore[arg-type]
     running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
