@@ -22,9 +22,10 @@ class Another(NamedTuple):
 
 @asynccontextmanager
 async def another_frontend(cluster: Cluster, name: str = "other", **settings: object) -> AsyncIterator[Another]:
-    """Of the same cluster, which has Redis, with ports and settings of its own."""
+    """Of the same cluster, with ports and settings of its own."""
     spec = cluster.process("frontend-0").spec
-    flags = {name: spec.flags[name] for name in ("redis", "redis_password_file", "cluster_secret_file")}
+    shared = ("redis", "redis_password_file", "cluster_secret_file")
+    flags = {name: spec.flags[name] for name in shared if name in spec.flags}
     named = {"id": name, "http-port": "0", "grpc-port": "0", **flags, **settings}
     command = [sys.executable, "-m", "quire", "frontend"]
     for flag, value in named.items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
+from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import (
     FRONTEND,
     LONGER_THAN_A_STEP_S,
@@ -131,25 +130,15 @@ async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbe
 async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     one_worker: Cluster, undisturbed: dict[str, Said]
 ) -> None:
-    scheduler = one_worker.process("scheduler-0").addresses["grpc"]
-    model = ["--model", str(one_worker.options.model_folder), "--served-model-name", one_worker.options.model_name]
-    command = [sys.executable, "-m", "quire", "frontend", "--id", "other", "--http-port", "0", "--grpc-port", "0"]
-    other = await asyncio.create_subprocess_exec(*command, *model, "--schedulers", scheduler, stdout=PIPE)
-    assert other.stdout is not None
-    try:
-        words = (await other.stdout.readline()).decode().split()
-        address = dict(word.split("=", 1) for word in words[2:])["grpc"]
-        long = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)  # it has not ended when its frontend does
-        doomed = Crowd(address, lambda _: long, count=16)
+    long = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)  # it has not ended when its frontend does
+    async with another_frontend(one_worker) as other:
+        doomed = Crowd(other.grpc, lambda _: long, count=16)
         crowd = Crowd(one_worker.grpc_address, greedy)
         await asyncio.gather(doomed.talking(), crowd.talking())
-        other.kill()
+        assert doomed.errors == []
+        os.kill(other.process, signal.SIGKILL)
         await crowd.finished()
         await doomed.finished()
-    finally:
-        if other.returncode is None:
-            other.kill()
-        await other.wait()
     assert crowd.errors == []
     assert same(crowd, undisturbed["greedy"])
     assert len(doomed.errors) == 16, "a client of a dead frontend sees its connection break"
