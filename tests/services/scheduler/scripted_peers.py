@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import grpc.aio
 from google.protobuf.message import Message
 
 from services.scheduler.core.limits import Limits
@@ -156,7 +157,9 @@ class WorkerPeer:
         done = worker_pb2.DeviceOrderDone(order_id=order.order_id)
         if kind in self.refuses:
             done.error.CopyFrom(to_proto(InvalidArgument(f"cannot {kind}")))
-        elif kind == "stage_weights" and order.stage_weights.stream_id and not await self.fetch(order.stage_weights):
+        elif (
+            kind == "stage_weights" and order.stage_weights.stream_id and not await self._has_come(order.stage_weights)
+        ):
             done.error.CopyFrom(to_proto(InvalidArgument("the stream broke off")))
         elif kind == "stage_weights":
             self.staged = order.stage_weights.weights
@@ -171,6 +174,13 @@ class WorkerPeer:
         elif kind == "wake_up":
             self.asleep = [tag for tag in self.asleep if tag not in (order.wake_up.tags or self.asleep)]
         self.link.send(worker_pb2.AttachRequest(device_order_done=done))
+
+    async def _has_come(self, order: worker_pb2.StageWeights) -> bool:
+        """False, too, where the stream is over before it is asked for."""
+        try:
+            return not order.stream_id or await self.fetch(order)
+        except grpc.aio.AioRpcError:
+            return False
 
     async def fetch(self, order: worker_pb2.StageWeights, worker_id: str = "") -> bool:
         """Whether all of a stream of weights has come."""
