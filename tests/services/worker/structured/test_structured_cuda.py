@@ -90,6 +90,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
 def test_a_gate_that_several_threads_open_stays_open() -> None:
     gate = StreamGate()
     target, source = torch.zeros(3, device="cuda"), torch.ones(3).pin_memory()
+    torch.cuda.synchronize()  # the gate copies beside the stream that fills it with zeros
     gate.reach(1)
     gate.open_for_good()
     gate.open_for_good()
