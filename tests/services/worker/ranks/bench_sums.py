@@ -31,7 +31,7 @@ def times(seat: Seat, told: Connection, kind: str) -> None:
     device = torch.device(kind, seat.rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True).collectives
+    together = seat.join(device, own_sums=True)[0].collectives
     assert isinstance(together, Together)
     for size in SIZES:
         part = torch.zeros(1, size // 2, dtype=torch.bfloat16, device=device)

@@ -61,7 +61,7 @@ def _recorded(together: Together, rank: int, device: torch.device) -> list[str]:
 def _rank(seat: Seat, told: Connection) -> None:
     device = torch.device("cuda", seat.rank)
     torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True).collectives
+    together = seat.join(device, own_sums=True)[0].collectives
     assert isinstance(together, Together)
     told.send((together.joins_chains, _sums(together, seat.rank, device), _recorded(together, seat.rank, device)))
     leave()
