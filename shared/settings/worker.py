@@ -99,8 +99,9 @@ class WorkerSettings(Settings):
         0, ge=0, description="copies that busy experts of a layer have on other ranks, of all ranks together"
     )
     custom_all_reduce: bool = Field(
-        False,
-        description="ranks on GPUs add up few rows with a kernel of our own over peer memory; otherwise with NCCL",
+        True,
+        description="ranks on the GPUs of one host add up few rows with a kernel of our own over peer memory, if their "
+        "GPUs can; otherwise with NCCL",
     )
     engine: Literal["device", "simulated"] = Field(
         "device", description="simulated: no model, made-up tokens after the time that a device would take"
@@ -182,6 +183,12 @@ class WorkerSettings(Settings):
     def num_ranks(self) -> int:
         """Processes that the model is cut into."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    @property
+    def own_sums(self) -> bool:
+        """Few rows and many are then added up in two ways, in two orders; GPUs of several hosts have no memory in
+        common."""
+        return self.custom_all_reduce and self.nnodes == 1 and not self.batch_invariant
 
     @property
     def schedulers(self) -> tuple[str, ...]:

@@ -30,6 +30,11 @@ PRODUCTS = {
     "8b gate and up": (4096, 14_336, True, True, False),
     "8b down": (14_336, 4096, False, False, True),
     "8b head": (4096, 128_256, False, True, False),
+    "half of 70b qkv": (8192, 5120, False, True, False),
+    "half of 70b output": (4096, 8192, False, False, False),
+    "half of 70b gate and up": (8192, 14_336, True, True, False),
+    "half of 70b down": (14_336, 8192, False, False, False),
+    "half of 70b head": (8192, 64_128, False, True, False),
 }
 IN_8_BITS = [name for name in PRODUCTS if name.startswith("8b") and name != "8b head"]
 TRIED = [
@@ -42,6 +47,7 @@ TRIED = [
         (4, 2048, 4),
         (4, 2048, 8),
         (8, 2048, 8),
+        (2, 4096, 8),
         (4, 4096, 8),
     ]
     for ahead in (1, 2, 3)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton.quantization.packed_many_rows import many_rows_takes, no_arrivals, packed_many_rows
 from kernels.triton.quantization.split_sums import add_splits
 
 SPANS = (
@@ -24,7 +25,8 @@ ROWS = (16, 32, 64, 128)  # of a tile, at most
 COLUMNS = 64
 ENOUGH_PROGRAMS = 256
 MOST_SPLITS = 8
-MANY_ROWS = 288  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
+FEW_ROWS = 64  # above, what a multiprocessor can multiply counts, and not only what memory gives (packed_many_rows.py)
+MANY_ROWS = 768  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
 # Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
 OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
 # The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
@@ -56,6 +58,7 @@ class PackedWeight:
     table: torch.Tensor | None  # float32 [16]
     order: torch.Tensor | None  # int32 [in_features]
     bias: torch.Tensor | None
+    arrivals: torch.Tensor | None  # of packed_many_rows.py, if that takes it
 
     @property
     def in_features(self) -> int:
@@ -88,6 +91,8 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         codes = (low | high << 4).flatten(1)
     zeros = None if weight.zeros is None else weight.zeros.float().t().contiguous()
     alike = zeros is not None and bool((zeros == zeros[0, 0]).all())
+    many = many_rows_takes(span, weight.bits, weight.table)
+    arrivals = no_arrivals(out_features, MANY_ROWS, codes.device) if many else None
     return PackedWeight(
         codes.contiguous(),
         weight.scales.float().t().contiguous(),
@@ -99,6 +104,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         weight.table,
         None if weight.order is None else weight.order.int(),
         weight.bias,
+        arrivals,
     )
 
 
@@ -257,12 +263,11 @@ def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
     return PackedTile(rows=rows, columns=COLUMNS, splits=splits, stages=5 if rows == ROWS[0] else 4, warps=4)
 
 
-def _how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
+def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
     has_offset = weight.bits == 4 and weight.table is None
     return {
         "GROUP": weight.group_size,
         "SPAN": weight.span,
-        "BITS": weight.bits,
         "ZERO": weight.zero,
         "OFFSET": OFFSETS[dtype] if has_offset else 0.0,
         "PAIRED": not triton.knobs.runtime.interpret,
@@ -276,8 +281,9 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     if not tokens:
         return x.new_empty((0, out_features))
     if tokens >= MANY_ROWS and shape is None:
-        ordered = x if weight.order is None else x.index_select(1, weight.order)
-        return torch.nn.functional.linear(ordered, widened(weight, x.dtype), weight.bias)
+        return torch.nn.functional.linear(_as_stored(x, weight), widened(weight, x.dtype), weight.bias)
+    if tokens > FEW_ROWS and shape is None and weight.arrivals is not None:
+        return packed_many_rows(_as_stored(x, weight), weight, how_codes_are_read(weight, x.dtype))
     shape = shape or shape_for(tokens, in_features, out_features)
     out = x.new_empty((tokens, out_features))
     whole = shape.splits == 1
@@ -295,7 +301,8 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
         tokens,
         IN=in_features,
         OUT=out_features,
-        **_how_codes_are_read(weight, x.dtype),
+        **how_codes_are_read(weight, x.dtype),
+        BITS=weight.bits,
         SPLITS=shape.splits,
         ROWS=shape.rows,
         COLUMNS=shape.columns,
@@ -305,6 +312,11 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     if not whole:
         add_splits(to, out, bias=weight.bias)
     return out
+
+
+def _as_stored(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """Columns in the order that those of the codes have."""
+    return x if weight.order is None else x.index_select(1, weight.order)
 
 
 def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -319,7 +331,8 @@ def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
         out,
         IN=in_features,
         OUT=out_features,
-        **_how_codes_are_read(weight, dtype),
+        **how_codes_are_read(weight, dtype),
+        BITS=weight.bits,
         COLUMNS=32,
     )
     return out

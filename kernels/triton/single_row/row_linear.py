@@ -234,10 +234,13 @@ def row_linear_takes(in_features: int) -> bool:
 
 def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTile:
     """By measurement on an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes),
-    where chunks of 1,024, three ahead, take 72: too many registers. 1,024 wide: 8 rows a program if they are gated (3.9
-    us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us for 28,672 rows (26 are the bytes), 17
-    for 14,336 x 4,096 (13), where the others take 45 and 21."""
+    where chunks of 1,024, three ahead, take 72: too many registers. 8,192 wide: 2 rows in chunks of 4,096 take 106 us
+    for 28,672 rows (103), where 4 rows in chunks of 2,048 take 152: all but the first are waited for. 1,024 wide: 8
+    rows a program if they are gated (3.9 us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us
+    for 28,672 rows (26 are the bytes), 17 for 14,336 x 4,096 (13), where the others take 45 and 21."""
     is_long = in_features >= 2 * LONG_CHUNK
+    if in_features >= 4 * LONG_CHUNK and element_size == 2 and in_features % (2 * LONG_CHUNK) == 0:
+        return RowTile(rows=2, chunk=2 * LONG_CHUNK, ahead=2, warps=8)
     if is_long and element_size == 2 and in_features % LONG_CHUNK == 0:
         return RowTile(rows=4, chunk=LONG_CHUNK, ahead=2, warps=8)
     chunk = LONG_CHUNK // 2

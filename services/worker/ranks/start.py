@@ -94,7 +94,6 @@ def check_nodes(settings: WorkerSettings) -> None:
         and settings.num_ranks % settings.nnodes
         and f"{settings.nnodes} nodes do not divide {settings.num_ranks} ranks",
         "master_addr": not settings.master_addr and "several nodes need the address of node 0",
-        "custom_all_reduce": settings.custom_all_reduce and "GPUs of several hosts have no memory in common",
         "tls": settings.node_rank == 0
         and settings.tls.dials
         and not settings.tls.serves

@@ -68,8 +68,6 @@ def _excluded(
             "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "
             "take coupled"
         )
-    if settings.custom_all_reduce:
-        yield "with custom_all_reduce ranks add up few rows and many in two ways, in two orders"
     if settings.device == "cpu" and place.dtype not in COMPILED_DTYPES:
         name = str(place.dtype).removeprefix("torch.")
         yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"

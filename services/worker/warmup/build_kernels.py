@@ -80,7 +80,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
     experts = None if config.experts is None else experts_shape(config.experts, shard)
     latent = None if config.latent is None else latent_shape(config.latent)
-    chained = shard.is_whole or settings.custom_all_reduce
+    chained = shard.is_whole or settings.own_sums
     chained = chained and config.latent is None
     fused = chained and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return precompile.ModelShape(

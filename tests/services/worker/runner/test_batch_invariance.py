@@ -14,6 +14,7 @@ from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
 from services.worker.sampling.ranking import by_candidates, by_ranks
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.heads.test_prompt_logprobs import asking, found
@@ -53,9 +54,9 @@ def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str)
         Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
-def test_sums_in_two_ways_are_refused(checkpoint: Make) -> None:
-    with pytest.raises(InvalidArgument, match="batch_invariant: with custom_all_reduce"):
-        Rig(checkpoint("llama").folder, batch_invariant=True, custom_all_reduce=True)
+def test_ranks_do_not_add_up_in_two_ways() -> None:
+    assert WorkerSettings(tensor_parallel_size=2).own_sums
+    assert not WorkerSettings(tensor_parallel_size=2, batch_invariant=True).own_sums
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
