@@ -1,4 +1,4 @@
-"""Stages that take their steps as on a GPU: memory of their own, recordings, which here are done anew at each replay."""
+"""Stages that take steps as on a GPU: memory of their own, and recordings, which are done anew at each replay."""
 
 from __future__ import annotations
 
@@ -181,10 +181,13 @@ class Pipeline:
 
     def _count(self, number: int) -> None:
         runner: Any = self.rigs[number].replica._runner
-        for name, counts in (("_launch_graph", self.num_recorded), ("_launch_kernels", self.num_launched)):
 
-            def counted(*arguments: Any, launch: Any = getattr(runner, name), counts: list[int] = counts) -> Any:
+        def counted(launch: Any, counts: list[int]) -> Any:
+            def launching(*arguments: Any) -> Any:
                 counts[number] += 1
                 return launch(*arguments)
 
-            setattr(runner, name, counted)
+            return launching
+
+        runner._launch_graph = counted(runner._launch_graph, self.num_recorded)
+        runner._launch_kernels = counted(runner._launch_kernels, self.num_launched)
