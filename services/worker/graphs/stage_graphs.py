@@ -81,7 +81,10 @@ class SampleGraphs:
         self._flat = torch.zeros(2 * aligned(sizes[-1]), dtype=torch.int32, device=hidden.device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first."""
+        """The `most` largest (0: all), largest first. Once it is done without being recorded: the recorder's own first
+        run was of layers, and what is called here loads code, too."""
+        slots, positions = self._columns(self._sizes[-1])[:, : self._sizes[-1]]
+        self._choose(self._head(self._hidden), slots, positions)
         for size in self._sizes[: -most - 1 : -1] if most else reversed(self._sizes):
             self._step(size)
 
@@ -100,10 +103,15 @@ class SampleGraphs:
     def _fill(self, columns: Tensor, slots: Array, positions: Array) -> None:
         self._staging.upload_into(columns, [slots, positions], [self._memory.scratch_slot, 0])
 
+    def _columns(self, size: int) -> Tensor:
+        """Of padding alone."""
+        columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
+        self._fill(columns, *[np.zeros(0, np.int32)] * 2)
+        return columns
+
     def _step(self, size: int) -> RecordedStep:
         if size not in self._steps:
-            columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
-            self._fill(columns, *[np.zeros(0, np.int32)] * 2)
+            columns = self._columns(size)
             slots, positions = columns[:, :size]
             self._steps[size] = RecordedStep.of(
                 self._recorder,
