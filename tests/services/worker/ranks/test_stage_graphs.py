@@ -169,6 +169,33 @@ def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> 
     assert pipeline.num_recorded[1] == 2 + chunks
 
 
+def test_each_micro_batch_keeps_what_is_known_of_its_rows(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take turns: neither makes the other look again, and a sequence that begins makes both."""
+    pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=False, **ROOM)
+    looks = [0, 0]
+    for number, rig in enumerate(pipeline.rigs):
+        watch: Any = rig.replica._runner._graphs._watch
+
+        def shared(*_: Any, number: int = number) -> None:
+            looks[number] += 1
+
+        monkeypatch.setattr(watch, "_shared", shared)
+
+    def decode(num_steps: int) -> None:
+        for step in range(num_steps):
+            pipeline.launch(pipeline.scheduler.plan(micro_batch=step % 2), most_under_way=2)
+        pipeline.finish()
+
+    for slot in range(4):
+        new = [New(slot, prompt(5, slot))]
+        pipeline.launch(pipeline.scheduler.plan(new, {slot: 5}, micro_batch=slot % 2), most_under_way=2)
+    decode(10)
+    assert looks == [2, 2]
+    pipeline.launch(pipeline.scheduler.plan([New(4, prompt(5, 4))], {4: 5}), most_under_way=2)
+    decode(10)
+    assert looks == [4, 4]
+
+
 Execute = Callable[[pb.StepPlan], None]
 NUM_SLOTS, CHUNK = 6, 20
 
