@@ -67,7 +67,7 @@ def with_graphs(rig: Rig) -> Rig:
     runner.prepare(runner.caches, table.block_table)
     graphs = DecodeGraphs(
         RecordedModel(
-            logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+            forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
             choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
             edges=PlainEdges(),
             longest_seq=limits.max_model_len,

@@ -16,7 +16,7 @@ from services.worker.heads.heads import Heads
 from services.worker.kv import state_blocks
 from services.worker.models.causal_lm import CausalLM
 from services.worker.runner.model_runner import ModelRunner
-from services.worker.runner.pipeline import stage_of_steps
+from services.worker.runner.pipeline import runner_stage
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Drafter, Target
 from services.worker.spec_decode.open_speculation import drafter_for
@@ -50,8 +50,7 @@ def _runner(model: CausalLM, heads: Heads, site: Site) -> ModelRunner:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, heads, site.device, site.place.adapters)
     runner.use_context(site.place.context)
-    stage, dtype = site.place.stage, site.place.dtype
-    runner.use_stage(lambda timer: stage_of_steps(stage, model, dtype, site.limits.max_num_seqs, timer))
+    runner.use_stage(lambda timer: runner_stage(model, site.place.dtype, site.limits.max_num_seqs, timer))
     return runner
 
 
@@ -66,9 +65,6 @@ def _graph_maker(
     """None where all steps are launched kernel by kernel."""
     backend, spec, place = site.backend, site.spec, site.place
     if spec.device == "cpu" or not settings.cuda_graphs:
-        return None
-    if not place.stage.is_whole:
-        log.warning("no CUDA graphs: a stage of a pipeline launches its steps kernel by kernel")
         return None
     if not backend.records_decodes:
         log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import PinnedCopy
+from services.worker.device.staging import PinnedCopy, Staging
 from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
-from services.worker.graphs.cuda_graph import CudaRecorder
+from services.worker.graphs.cuda_graph import CudaRecorder, Recorder
 from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import TritonEdges
+from services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
+from services.worker.graphs.step_edges import StepEdges, TritonEdges
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
@@ -32,6 +34,19 @@ log = logger("worker.graphs")
 HOPPER = (9, 0)  # has programmatic dependent launch
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What steps are recorded with."""
+
+    recorder: Recorder
+    edges: StepEdges
+    new_staging: Callable[[], Staging]
+
+
+def cuda_tools(place: Placement) -> Tools:
+    return Tools(CudaRecorder(place.least), TritonEdges(), lambda: PinnedCopy(place.device))
+
+
 class GraphMaker:
     """Made once the model is loaded."""
 
@@ -44,42 +59,68 @@ class GraphMaker:
         chunks: bool,
         samples_per_row: int,
         keeps_hidden: bool,
+        tools: Callable[[Placement], Tools] = cuda_tools,
     ) -> None:
         """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
         steps can end in other heads than sampling."""
-        self._model = model
+        self._model, self._new_tools = model, tools
         self._keeps_hidden = keeps_hidden
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
         self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
+        self._single_row: SingleRowProgram | None = None
         reason = model_reject_reason(model, place)
-        pdl = torch.cuda.get_device_capability() >= HOPPER
-        self._single_row = None if reason else SingleRowProgram(model, place.shard, pdl=pdl)
         if reason:
             log.info("no fused chain for single rows", reason=reason)
+        else:
+            pdl = torch.cuda.get_device_capability() >= HOPPER
+            self._single_row = SingleRowProgram(model, place.shard, pdl=pdl)
 
     def record(self, runner: ModelRunner, limits: Limits, block_table: npt.NDArray[np.int32], most: int = 0) -> None:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
-        model = self._recorded(runner.caches, limits)
-        recorder = CudaRecorder(self._place.least)
+        tools = self._new_tools(self._place)
+        model = self._recorded(runner.caches, limits, tools)
         graphs = DecodeGraphs(
             model,
             runner.slot_memory,
             graph_sizes(limits.max_num_seqs),
-            watch=RowWatch(block_table, limits.block_size, self._rows_per_prefix_tile),
-            recorder=recorder,
-            staging=PinnedCopy(self._place.device),
+            watch=RowWatch(
+                block_table, limits.block_size, self._rows_per_prefix_tile, num_kept=limits.num_micro_batches
+            ),
+            recorder=tools.recorder,
+            staging=tools.new_staging(),
         )
         self._record_kinds(graphs, most)
         runner.use_graphs(graphs)
         log.info("decode graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
         if self._chunks:
-            self._record_chunks(runner, limits, model, recorder, most)
+            self._record_chunks(runner, limits, model, tools, most)
+        stage = self._place.stage
+        if stage.is_first and not stage.is_whole:
+            runner.use_sample_graphs(self._record_samples(runner, limits, tools, most))
+
+    def _record_samples(self, runner: ModelRunner, limits: Limits, tools: Tools, most: int) -> SampleGraphs:
+        graphs = SampleGraphs(
+            self._logits,
+            PlainChoice(self._place.ops, limits.max_num_seqs, self._place.device),
+            runner.slot_memory,
+            graph_sizes(limits.max_num_seqs),
+            hidden=torch.zeros(
+                (limits.max_num_seqs, self._model.config.hidden_size),
+                dtype=self._place.dtype,
+                device=self._place.device,
+            ),
+            edges=tools.edges,
+            recorder=tools.recorder,
+            staging=tools.new_staging(),
+        )
+        graphs.record(most)
+        return graphs
 
     def _record_chunks(
-        self, runner: ModelRunner, limits: Limits, model: RecordedModel, recorder: CudaRecorder, most: int
+        self, runner: ModelRunner, limits: Limits, model: RecordedModel, tools: Tools, most: int
     ) -> None:
         started = time.perf_counter()
         most_tokens = self._most_chunk_tokens
@@ -90,10 +131,10 @@ class GraphMaker:
         ]
         if not shapes:
             return
-        staging = PinnedCopy(self._place.device)
+        staging = tools.new_staging()
         if self._keeps_hidden:
             model = replace(model, hidden=self._kept_hidden(runner.caches, max(shape.num_tokens for shape in shapes)))
-        graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
+        graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=tools.recorder, staging=staging)
         if most_tokens is None:
             graphs.leave_out_compute_bound()
             self._most_chunk_tokens = graphs.most_tokens
@@ -119,7 +160,10 @@ class GraphMaker:
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
-    def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
+    def _recorded(self, caches: list[LayerCache], limits: Limits, tools: Tools) -> RecordedModel:
+        if not self._place.stage.is_whole:
+            return self._recorded_stage(caches, limits, tools)
+
         def logits(batch: ForwardBatch) -> Tensor:
             if self._single_row is not None and batch.token_ids.size(0) == 1:
                 return self._single_row.logits(batch, caches)
@@ -127,10 +171,29 @@ class GraphMaker:
 
         most_rows = max(limits.max_num_seqs, *ROWS) if self._chunks else limits.max_num_seqs
         return RecordedModel(
-            logits=logits,
+            forward=logits,
             choice=PlainChoice(self._place.ops, most_rows, self._place.device),
-            edges=TritonEdges(),
+            edges=tools.edges,
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,
             adapters=self._place.adapters.step if self._place.adapters else None,
+        )
+
+    def _recorded_stage(self, caches: list[LayerCache], limits: Limits, tools: Tools) -> RecordedModel:
+        shapes = chunk_shapes(limits, self._samples_per_row) if self._chunks else []
+        layers = StageLayers(
+            self._model,
+            caches,
+            self._single_row,
+            most_tokens=max([limits.max_num_seqs, *(shape.num_tokens for shape in shapes)]),
+            dtype=self._place.dtype,
+            device=self._place.device,
+        )
+        return RecordedModel(
+            forward=layers.forward,
+            choice=None,
+            edges=tools.edges,
+            longest_seq=limits.max_model_len,
+            rows_per_prefix_tile=self._rows_per_prefix_tile,
+            stage=layers.recorded,
         )

@@ -21,6 +21,7 @@ from services.worker.graphs.cuda_graph import Recorder
 from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from services.worker.graphs.step_edges import FED, SlotMemory
 from services.worker.limits import Limits
+from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
@@ -167,7 +168,9 @@ class ChunkGraphs:
         )
         kept = self._model.hidden
         hidden = None if kept is None else kept.memory[: inputs.num_tokens]
-        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False, hidden=hidden)
+        stage, arriving = self._model.stage, self._model.arriving(inputs.num_tokens, shape.num_tokens)
+        num_rows = inputs.num_tokens if stage is not None and stage.hands_on_all else inputs.num_samples
+        return ReadyStep(step, self._model.choice, num_rows, of_rows=False, hidden=hidden, arriving=arriving)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
         """The smallest one with room for the padding's row, for all samples and all new blocks."""
@@ -184,14 +187,17 @@ class ChunkGraphs:
     def _is_compute_bound(self, num_tokens: int) -> bool:
         shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)
         columns, column = self._of_padding(shape)
-        return not self._recorder.is_launch_bound(lambda: self._logits(columns, column, shape))
+        return not self._recorder.is_launch_bound(lambda: self._forward(columns, column, shape))
 
     def _record(self, shape: ChunkShape) -> RecordedStep:
         columns, column = self._of_padding(shape)
-        forward, choose = self._recorder.record(
-            lambda: self._logits(columns, column, shape), lambda logits: self._choose(logits, column)
+        choice = self._model.choice
+        return RecordedStep.of(
+            self._recorder,
+            columns,
+            lambda: self._forward(columns, column, shape),
+            None if choice is None else lambda logits: self._choose(choice, logits, column),
         )
-        return RecordedStep(columns, forward, choose)
 
     def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
         """Inputs that are padding alone, and what they are made of."""
@@ -230,7 +236,7 @@ class ChunkGraphs:
             [*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens, *[0] * len(mappings)],
         )
 
-    def _logits(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
+    def _forward(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
         token_ids = self._model.edges.begin(column, self._memory)
         tables, *others = (tables.index_select(0, column.row_slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
@@ -245,13 +251,13 @@ class ChunkGraphs:
         batch = batch.with_groups(others, list(columns[NUM_COLUMNS:, : shape.num_tokens]))
         kept = self._model.hidden
         if kept is None:
-            return self._model.logits(batch)
+            return self._model.forward(batch)
         hidden = kept.forward(replace(batch, logit_tokens=None))
         kept.memory[: shape.num_tokens].copy_(hidden)
         return kept.head(hidden.index_select(0, column.sampling_tokens))
 
-    def _choose(self, logits: Tensor, column: ChunkColumns) -> Tensor:
-        token_ids = self._model.choice.choose(logits, column.sample_positions)
+    def _choose(self, choice: PlainChoice, logits: Tensor, column: ChunkColumns) -> Tensor:
+        token_ids = choice.choose(logits, column.sample_positions)
         self._model.edges.end(column.sampling_slots, self._memory, token_ids)
         return token_ids
 

@@ -21,6 +21,7 @@ from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, Reco
 from services.worker.graphs.row_facts import RowFacts, RowWatch
 from services.worker.graphs.shared_prefixes import PrefixTiles
 from services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
+from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
@@ -42,7 +43,8 @@ def shared_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in steps if size < max_num_seqs), max_num_seqs]
 
 
-def _fitting(sizes: list[int], num_rows: int) -> int:
+def fitting(sizes: list[int], num_rows: int) -> int:
+    """The least of `sizes`, ascending, that has room for the rows."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
@@ -97,10 +99,11 @@ class DecodeGraphs:
         rows, in one copy behind the work launched so far; a step that follows from the one in the columns takes one
         addition there instead. Until the returned step has been launched, no other may be prepared. Records a graph
         that is not there yet (0.1 s on an H200)."""
-        shared_size = _fitting(self._shared_sizes, inputs.num_rows) if self._shared_sizes else 0
+        shared_size = fitting(self._shared_sizes, inputs.num_rows) if self._shared_sizes else 0
         facts = self._watch.facts(inputs, shared_size)
         shared = facts.prefixes is not None
-        graph = self._graph(shared_size if shared else self._size(inputs.num_rows), shared=shared)
+        size = shared_size if shared else self._size(inputs.num_rows)
+        graph = self._graph(size, shared=shared)
         if self._follows(graph, inputs, new_blocks):
             graph.columns[FOLLOWING, : inputs.num_rows].add_(1)
             if self._num_columns > NUM_COLUMNS:
@@ -110,7 +113,8 @@ class DecodeGraphs:
         if facts.prefixes is not None:
             self._prefixes.fill(facts.prefixes, shared_size, self._staging)
         self._filled = graph, inputs.number
-        return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True)
+        arriving = self._model.arriving(inputs.num_rows, size)
+        return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True, arriving=arriving)
 
     def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """The same rows, a position on and a place on, which is a tenth of the work. (Block ids that the columns still
@@ -121,7 +125,7 @@ class DecodeGraphs:
         return graph is last_graph and inputs.follows == last > 0
 
     def _size(self, num_rows: int) -> int:
-        return _fitting(self._sizes, num_rows)
+        return fitting(self._sizes, num_rows)
 
     def _graph(self, size: int, *, shared: bool) -> RecordedStep:
         key = size, shared, self._model.is_adapted
@@ -136,12 +140,15 @@ class DecodeGraphs:
         self._staging.upload_into(columns, [np.zeros(0, np.int32)] * self._num_columns, self._padding(0, stride))
         column, mappings = DecodeColumns(*columns[:NUM_COLUMNS, :size]), list(columns[NUM_COLUMNS:, :size])
         prefixes = self._prefixes.of(size) if shared else None
-        forward, choose = self._recorder.record(
-            lambda: self._logits(column, mappings, prefixes), lambda logits: self._choose(logits, column)
+        choice = self._model.choice
+        return RecordedStep.of(
+            self._recorder,
+            columns,
+            lambda: self._forward(column, mappings, prefixes),
+            None if choice is None else lambda logits: self._choose(choice, logits, column),
         )
-        return RecordedStep(columns, forward, choose)
 
-    def _logits(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
+    def _forward(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
         """`mappings`: of the KV groups behind the first."""
         token_ids = self._model.edges.begin(column, self._memory)
         tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
@@ -155,10 +162,10 @@ class DecodeGraphs:
             prefixes=prefixes,
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, logit_tokens=None)
-        return self._model.logits(batch.with_groups(others, mappings))
+        return self._model.forward(batch.with_groups(others, mappings))
 
-    def _choose(self, logits: Tensor, column: DecodeColumns) -> Tensor:
-        token_ids = self._model.choice.choose(logits, column.seq_lens)
+    def _choose(self, choice: PlainChoice, logits: Tensor, column: DecodeColumns) -> Tensor:
+        token_ids = choice.choose(logits, column.seq_lens)
         self._model.edges.end(column.slots, self._memory, token_ids)
         return token_ids
 

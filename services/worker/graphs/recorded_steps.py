@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.graphs.cuda_graph import Recording
+from services.worker.graphs.cuda_graph import Recorder, Recording, Work
 from services.worker.graphs.step_edges import StepEdges
 from services.worker.lora.step_rows import StepRows
 from services.worker.sampling.choice import BoundChoice, PlainChoice
@@ -27,21 +27,39 @@ class KeptHidden:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedStage:
+    """A part of the layers: the rest of a step is elsewhere (runner/pipeline.py)."""
+
+    arrived: Tensor | None  # [most_tokens, hidden_size] where the stage before leaves its rows; None: this is the first
+    hands_on_all: bool  # a row of each token, to the next stage; else of those that are sampled behind
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedModel:
     """What is recorded."""
 
-    logits: Callable[[ForwardBatch], Tensor]  # [num_logits, vocab_size] of a step
-    choice: PlainChoice
+    forward: Callable[[ForwardBatch], Tensor]  # logits [num_logits, vocab_size] of a step, or what a stage hands on
+    choice: PlainChoice | None  # None: nothing is sampled behind it
     edges: StepEdges
     longest_seq: int
     rows_per_prefix_tile: int  # 0: nothing is shared
     hidden: KeptHidden | None = None  # None: steps can end in sampling alone
     adapters: StepRows | None = None  # None: no step has any
+    stage: RecordedStage | None = None  # None: all layers are here
 
     @property
     def is_adapted(self) -> bool:
         """Whether the step that comes has adapters: those without have recordings of their own."""
         return self.adapters is not None and self.adapters.is_active
+
+    def arriving(self, num_tokens: int, recorded: int) -> Tensor | None:
+        """Where a step of `num_tokens`, of a recording of `recorded`, reads the rows of the stage before; None where
+        there is none. The padding behind them is zeros, whatever steps before have left there."""
+        if self.stage is None or self.stage.arrived is None:
+            return None
+        if num_tokens < recorded:
+            self.stage.arrived[num_tokens:recorded].zero_()
+        return self.stage.arrived[:num_tokens]
 
 
 @dataclass(slots=True)
@@ -50,7 +68,14 @@ class RecordedStep:
 
     columns: Tensor  # int32 [num_columns, stride]
     forward: Recording
-    choose: Recording
+    choose: Recording | None  # None: nothing is sampled behind it
+
+    @classmethod
+    def of(
+        cls, recorder: Recorder, columns: Tensor, forward: Work, choose: Callable[[Tensor], Tensor] | None
+    ) -> RecordedStep:
+        first, *others = recorder.record(forward, *(() if choose is None else (choose,)))
+        return cls(columns, first, others[0] if others else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +83,24 @@ class ReadyStep:
     """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
 
     _step: RecordedStep
-    _choice: PlainChoice
-    _num_logits: int
+    _choice: PlainChoice | None
+    _num_rows: int  # that forward() gives
     of_rows: bool  # logits are those of the step's rows; else of its samples
     hidden: Tensor | None = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
+    arriving: Tensor | None = None  # [num_tokens, hidden_size] to be filled before forward(); None: of no other stage
 
     def forward(self) -> Tensor:
-        """[num_logits, vocab_size], until the next step's."""
+        """[num_logits, vocab_size], or what a stage hands on; until the next step's."""
         self._step.forward.replay()
-        return self._step.forward.result[: self._num_logits]
+        return self._step.forward.result[: self._num_rows]
 
     def choose(self, choice: BoundChoice) -> Tensor:
         """Token ids for those logits as they are; kept as their slots' last."""
-        self._choice.load(choice, self._num_logits)
+        assert self._choice is not None, "it ends in logits"
+        assert self._step.choose is not None, "it ends in logits"
+        self._choice.load(choice, self._num_rows)
         self._step.choose.replay()
-        return self._step.choose.result[: self._num_logits]
+        return self._step.choose.result[: self._num_rows]
 
 
 class StepGraphs(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,26 +25,28 @@ class RowFacts:
 class RowWatch:
     """Finds the facts anew when other rows decode, or when a slot has passed to another sequence."""
 
-    def __init__(self, block_table: npt.NDArray[np.int32], block_size: int, rows_per_prefix_tile: int) -> None:
-        """`rows_per_prefix_tile`: 0 where prefixes are not shared."""
+    def __init__(
+        self, block_table: npt.NDArray[np.int32], block_size: int, rows_per_prefix_tile: int, *, num_kept: int = 1
+    ) -> None:
+        """`rows_per_prefix_tile`: 0 where prefixes are not shared; `num_kept`: micro-batches, which take turns."""
         self._block_table = block_table
         self._block_size = block_size
         self._rows_per_tile = rows_per_prefix_tile
-        self._slots: Rows = np.zeros(0, np.intp)
-        self._facts: RowFacts | None = None
+        self._kept: deque[tuple[Rows, RowFacts]] = deque(maxlen=num_kept)
 
     def forget(self) -> None:
         """Slots have been released or admitted."""
-        self._facts = None
+        self._kept.clear()
 
     def facts(self, inputs: StepInputs, graph_rows: int) -> RowFacts:
         """Of a decode step; prefixes for a graph of `graph_rows` rows."""
-        unchanged = inputs.slots is self._slots or np.array_equal(inputs.slots, self._slots)
-        if self._facts is None or not unchanged:
-            self._slots = inputs.slots
-            order = np.argsort(-inputs.seq_lens, kind="stable").astype(np.int32)
-            self._facts = RowFacts(order, self._shared(inputs, graph_rows))
-        return self._facts
+        for slots, facts in self._kept:
+            if inputs.slots is slots or np.array_equal(inputs.slots, slots):
+                return facts
+        order = np.argsort(-inputs.seq_lens, kind="stable").astype(np.int32)
+        facts = RowFacts(order, self._shared(inputs, graph_rows))
+        self._kept.append((inputs.slots, facts))
+        return facts
 
     def _shared(self, inputs: StepInputs, graph_rows: int) -> PrefixTiles | None:
         if not self._rows_per_tile:

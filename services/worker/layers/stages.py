@@ -37,8 +37,8 @@ class Link(Protocol):
     def send(self, x: Tensor) -> None:
         """To the next stage, [num_tokens, hidden_size]; `x` must stay as it is."""
 
-    def receive(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Tensor:
-        """From the stage before."""
+    def receive(self, x: Tensor) -> None:
+        """From the stage before, into `x` [num_tokens, hidden_size], for the work that is launched next."""
 
     def send_back(self, x: Tensor) -> None:
         """From the last stage to the first."""
@@ -59,7 +59,7 @@ class _NoLink:
     def send(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
 
-    def receive(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Tensor:
+    def receive(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
 
     def send_back(self, x: Tensor) -> None:

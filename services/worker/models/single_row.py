@@ -194,11 +194,15 @@ class SingleRowProgram:
         self._model = model
         self._kernels = RowKernels(model.cos_sin, shard, pdl=pdl)
 
+    def layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """The residual stream behind the layers that are here, changed in place."""
+        for layer, cache in zip(self._model.layers, caches, strict=True):
+            layer.run_row(self._kernels, residual, batch.of(cache), cache)
+        return residual
+
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """[1, vocab_size] after a step of one token."""
         model = self._model
-        residual = model.embed(batch)
-        for layer, cache in zip(model.layers, caches, strict=True):
-            layer.run_row(self._kernels, residual, batch.of(cache), cache)
+        residual = self.layers(model.embed(batch), batch, caches)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
         return model.head.of_all_ranks(self._kernels.linear(residual, model.head, norm=model.norm))

@@ -31,12 +31,10 @@ class PeerLink:
     def send(self, x: Tensor) -> None:
         self._put(x, self._onward[self._stage], 1)
 
-    def receive(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Tensor:
-        x = torch.empty((num_rows, hidden_size), dtype=dtype, device=self._device)
+    def receive(self, x: Tensor) -> None:
         work = distributed.irecv(x, group=self._onward[self._stage - 1], group_src=0)
         assert work is not None, "this rank is of the group"
         work.wait()
-        return x
 
     def send_back(self, x: Tensor) -> None:
         self._put(x, self._back, 0)

@@ -20,7 +20,8 @@ from services.worker.device.staging import Staging, staging_for, upload
 from services.worker.device.step_timer import StepTimer
 from services.worker.graphs.chunk_graphs import ChunkGraphs
 from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import StepGraphs
+from services.worker.graphs.recorded_steps import ReadyStep, StepGraphs
+from services.worker.graphs.stage_graphs import SampleGraphs
 from services.worker.graphs.step_edges import SlotMemory
 from services.worker.heads.heads import Heads, StepHeads
 from services.worker.heads.port import HeadLaunch
@@ -30,7 +31,7 @@ from services.worker.kv.pages_ahead import PagesAhead
 from services.worker.lora.adapters import Adapters
 from services.worker.runner.context_parallel import ContextParallel
 from services.worker.runner.output import Launch
-from services.worker.runner.pipeline import StageLaunch, StageOfSteps
+from services.worker.runner.pipeline import RunnerStage, StageLaunch
 from services.worker.runner.step_batches import StepBatches, Uploaded
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
@@ -68,7 +69,7 @@ class ModelRunner:
         marks: TextMarks | None = None,
     ) -> None:
         self.heads = heads
-        self._stage: StageOfSteps | None = None
+        self._stage: RunnerStage | None = None
         self._adapters = adapters
         self._whole_model = model  # what steps go through that nothing recorded takes
         self._model = model
@@ -83,6 +84,7 @@ class ModelRunner:
         self.slot_memory = SlotMemory.none()
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
+        self._sample_graphs: SampleGraphs | None = None
 
     @property
     def sampler(self) -> Sampler:
@@ -95,7 +97,7 @@ class ModelRunner:
         The CPU reads the table where it is; another device has a copy that every step brings up to date.
         """
         self.caches = caches
-        self._graphs, self._chunk_graphs, self._model = None, None, self._whole_model
+        self._graphs, self._chunk_graphs, self._sample_graphs, self._model = None, None, None, self._whole_model
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)
@@ -110,7 +112,7 @@ class ModelRunner:
             self._device, self._staging, caches, self.slot_memory, adapters=self._adapters, marks=self._marks
         )
 
-    def use_stage(self, make: Callable[[StepTimer], StageOfSteps | None]) -> None:
+    def use_stage(self, make: Callable[[StepTimer], RunnerStage | None]) -> None:
         """Steps go through a part of the layers, and the rest is elsewhere."""
         self._stage = make(self._timer)
 
@@ -124,9 +126,9 @@ class ModelRunner:
         if self._stage is None:
             return
         if slots is None:
-            self._stage.settle_next()
+            self._stage.steps.settle_next()
         else:
-            self._stage.settle_of(slots)
+            self._stage.steps.settle_of(slots)
 
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
@@ -135,6 +137,10 @@ class ModelRunner:
     def use_chunk_graphs(self, graphs: ChunkGraphs) -> None:
         """The same for small steps of other kinds."""
         self._chunk_graphs = graphs
+
+    def use_sample_graphs(self, graphs: SampleGraphs) -> None:
+        """The same for what steps of a first stage end in."""
+        self._sample_graphs = graphs
 
     def use_model(self, model: Model) -> None:
         """Other steps go through `model`, recorded over `caches`, until the next prepare()."""
@@ -168,7 +174,7 @@ class ModelRunner:
         if self._pages is not None and len(new_blocks.ids):
             self._pages.reach(int(new_blocks.ids.max()))
         if self._stage is not None:
-            self._stage.settle_for(inputs)
+            self._stage.steps.settle_for(inputs)
         heads = self.heads
         heads.begin()
         others = heads.of(inputs)
@@ -210,8 +216,9 @@ class ModelRunner:
         batch = self._batches.batch(inputs, up, wanted, only_last=only_last)
         self._timer.mark(marks)
         if self._stage is not None:
-            return self._stage.launch(
-                batch, self.caches, inputs, lambda hidden: self._end(inputs, up, others, hidden, marks), marks
+            part = self._stage.launched(batch, self.caches, inputs)
+            return self._stage.steps.launch(
+                part, inputs, lambda hidden: self._end(inputs, up, others, hidden, marks), marks
             )
         hidden = model.forward(batch, self.caches) if inputs.num_tokens else None
         return self._end(inputs, up, others, hidden, marks)
@@ -219,15 +226,20 @@ class ModelRunner:
     def _end(
         self,
         inputs: StepInputs,
-        up: Uploaded,
+        up: Uploaded | None,
         others: StepHeads | None,
         hidden: Tensor | None,
         marks: list[Any] | None,
     ) -> Launch:
-        """`hidden` of the tokens that are wanted; None: the step has none."""
+        """`hidden` of the tokens that are wanted; None: the step has none. `up`: None of a step that a recording took,
+        on the stage that has the other recordings, of what steps end in."""
         self._timer.mark(marks)
         sampled, endings = Sampled(self.slot_memory.last_tokens[:0], None), []
-        if inputs.num_samples and hidden is not None:
+        if inputs.num_samples and hidden is not None and others is None and self._sample_graphs is not None:
+            step = self._sample_graphs.prepare(inputs, hidden)
+            sampled = self._chosen(step, step.forward(), inputs)
+        elif inputs.num_samples and hidden is not None:
+            assert up is not None, "recordings take steps whose samples others take"
             of_samples = hidden
             if others is not None:
                 read_all = others.read_all
@@ -243,12 +255,25 @@ class ModelRunner:
 
     def _launch_graph(
         self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None
-    ) -> Launch:
+    ) -> StageLaunch:
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
         self._timer.mark(marks)
+        if self._stage is not None:
+            part = self._stage.recorded(step, inputs, self._staging)
+            return self._stage.steps.launch(
+                part, inputs, lambda hidden: self._end(inputs, None, others, hidden, marks), marks
+            )
         logits = step.forward()
         self._timer.mark(marks)
+        sampled = self._chosen(step, logits, inputs)
+        endings: list[HeadLaunch] = []
+        if others is not None and step.hidden is not None:
+            endings = others.launch_all(step.hidden, self._staging)
+        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
+
+    def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> Sampled:
+        """Behind what is recorded of `step`: in its recording, too, if that can be."""
         one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None
         sampling = self.heads.sampling
         plain = sampling.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
@@ -265,10 +290,7 @@ class ModelRunner:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
         if inputs.num_samples:
             self._agree(sampled)
-        endings: list[HeadLaunch] = []
-        if others is not None and step.hidden is not None:
-            endings = others.launch_all(step.hidden, self._staging)
-        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
+        return sampled
 
     def _wanted(self, inputs: StepInputs, up: Uploaded, others: StepHeads | None) -> Tensor | None:
         """int32 [num_wanted] tokens whose hidden states the heads read; None for all of them in their order."""

@@ -18,10 +18,13 @@ from torch import Tensor
 
 from services.worker.device.step_timer import StepTimer
 from services.worker.runner.output import Launch, RunnerOutput
+from services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from services.worker.device.staging import Staging
+    from services.worker.graphs.recorded_steps import ReadyStep
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.stages import Arrival, Stage
     from services.worker.models.causal_lm import CausalLM
@@ -98,9 +101,8 @@ class PassedOn:
 class StageOfSteps(Protocol):
     """What a runner makes of a step where it has a part of the layers."""
 
-    def launch(
-        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
-    ) -> StageLaunch: ...
+    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> StageLaunch:
+        """`part`: None for a step without tokens."""
 
     def settle_for(self, inputs: StepInputs) -> None:
         """Steps whose tokens this one is fed with."""
@@ -115,21 +117,18 @@ class StageOfSteps(Protocol):
 class FirstStage:
     """Of the rank with the scheduler's stream, and of those that have the other parts of the same layers."""
 
-    def __init__(self, model: CausalLM, dtype: torch.dtype, num_slots: int) -> None:
-        self._model, self._dtype = model, dtype
+    def __init__(self, stage: Stage, hidden_size: int, dtype: torch.dtype, num_slots: int) -> None:
+        self._link, self._hidden_size, self._dtype = stage.link, hidden_size, dtype
         self._pending: deque[PendingStep] = deque()
         self._num_sampling = np.zeros(num_slots, dtype=np.int32)  # of the pending steps, by slot
         self._num_naming = np.zeros(num_slots, dtype=np.int32)
 
-    def launch(
-        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
-    ) -> PendingStep:
+    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> PendingStep:
         arrival, num_wanted = None, 0
-        if inputs.num_tokens:
-            model, link = self._model, self._model.stage.link
-            link.send(model.first_layers(model.embed(batch), batch, caches))
-            num_wanted = _num_wanted(batch)
-            arrival = link.expect(max(num_wanted, 1), model.config.hidden_size, self._dtype)
+        if part is not None:
+            self._link.send(part.compute(None))
+            num_wanted = part.num_wanted
+            arrival = self._link.expect(max(num_wanted, 1), self._hidden_size, self._dtype)
         step = PendingStep(inputs, arrival, num_wanted, end)
         self._pending.append(step)
         self._num_sampling[inputs.sampling_slots] += 1
@@ -154,21 +153,19 @@ class FirstStage:
 class LaterStage:
     """Of a rank that reads from the stage before it: a step is over when it has been handed on."""
 
-    def __init__(self, model: CausalLM, dtype: torch.dtype, timer: StepTimer) -> None:
-        self._model, self._dtype, self._timer = model, dtype, timer
+    def __init__(self, stage: Stage, timer: StepTimer) -> None:
+        self._stage, self._timer = stage, timer
 
-    def launch(
-        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
-    ) -> PassedOn:
-        if inputs.num_tokens:
-            model, stage = self._model, self._model.stage
-            residual = stage.link.receive(inputs.num_tokens, model.config.hidden_size, self._dtype)
-            if stage.is_last:
-                hidden = model.last_layers(residual, batch, caches)
+    def launch(self, part: StagePart | None, inputs: StepInputs, end: End, marks: list[Any] | None) -> PassedOn:
+        if part is not None:
+            link, arrived = self._stage.link, part.arriving()
+            link.receive(arrived)
+            rows = part.compute(arrived)
+            if self._stage.is_last:
                 # One row says that the step is done where nobody reads any.
-                stage.link.send_back(hidden if _num_wanted(batch) else residual[:1])
+                link.send_back(rows if part.num_wanted else arrived[:1].clone())
             else:
-                stage.link.send(model.first_layers(residual, batch, caches))
+                link.send(rows)
         self._timer.mark(marks)
         return PassedOn(self._timer, self._timer.end(marks), len(inputs.sampled_slots))
 
@@ -182,15 +179,24 @@ class LaterStage:
         """The first stage does."""
 
 
-def _num_wanted(batch: ForwardBatch) -> int:
-    wanted = batch.token_ids if batch.logit_tokens is None else batch.logit_tokens
-    return int(wanted.size(0))
+class RunnerStage:
+    """What a runner has of the pipeline that it is a part of."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer) -> None:
+        self._model, self._dtype = model, dtype
+        stage, hidden_size = model.stage, model.config.hidden_size
+        self.steps: StageOfSteps = (
+            FirstStage(stage, hidden_size, dtype, num_slots) if stage.is_first else LaterStage(stage, timer)
+        )
+
+    def launched(self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs) -> StagePart | None:
+        """Kernel by kernel."""
+        return LaunchedPart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
+
+    def recorded(self, step: ReadyStep, inputs: StepInputs, staging: Staging) -> StagePart:
+        return RecordedPart(step, inputs, staging, is_last=self._model.stage.is_last)
 
 
-def stage_of_steps(
-    stage: Stage, model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer
-) -> StageOfSteps | None:
+def runner_stage(model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer) -> RunnerStage | None:
     """None where all layers are here."""
-    if stage.is_whole:
-        return None
-    return FirstStage(model, dtype, num_slots) if stage.is_first else LaterStage(model, dtype, timer)
+    return None if model.stage.is_whole else RunnerStage(model, dtype, num_slots, timer)

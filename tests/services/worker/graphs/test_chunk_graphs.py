@@ -68,7 +68,7 @@ def use_chunk_graphs(
 
     memory = torch.full((shapes[-1].num_tokens, decoder.config.hidden_size), torch.nan)
     model = RecordedModel(
-        logits=lambda batch: decoder.logits(forward(batch)),
+        forward=lambda batch: decoder.logits(forward(batch)),
         hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
         choice=PlainChoice(runner.sampler._choice.ops, shapes[-1].num_rows, torch.device("cpu")),
         edges=PlainEdges(),

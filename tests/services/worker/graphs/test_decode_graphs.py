@@ -90,7 +90,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
     model = RecordedModel(
-        logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+        forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
         choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,

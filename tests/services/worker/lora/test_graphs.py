@@ -65,7 +65,7 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
         return runner._whole_model.logits(hidden, *replica.adapters.logit_rows)
 
     model = RecordedModel(
-        logits=logits,
+        forward=logits,
         choice=PlainChoice(runner.sampler._choice.ops, 9, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,

@@ -1,0 +1,127 @@
+"""What the stages of a pipeline record: their layers, and what the first one makes of the hidden states that come back.
+
+Rows travel between recordings (ranks/link.py): a recording of layers begins in memory that the rows of the stage before
+have been received into, and what it gives is copied before it is sent, because the next replay writes over it. Only a
+step's own rows travel, without the padding, so that a stage may take its recording or launch kernels, whatever the
+others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import Array, Staging, aligned
+from services.worker.graphs.cuda_graph import Recorder
+from services.worker.graphs.decode_graphs import fitting
+from services.worker.graphs.recorded_steps import ReadyStep, RecordedStage, RecordedStep
+from services.worker.graphs.step_edges import SlotMemory, StepEdges
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.single_row import SingleRowProgram
+from services.worker.sampling.choice import PlainChoice
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.step_inputs import StepInputs
+
+
+class StageLayers:
+    """The layers that are here."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        caches: list[LayerCache],
+        single_row: SingleRowProgram | None,
+        *,
+        most_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`most_tokens`: of a recording; `single_row`: None where steps of one token are computed as all others."""
+        self._model, self._caches, self._single_row = model, caches, single_row
+        arrived = None
+        if not model.stage.is_first:
+            arrived = torch.zeros((most_tokens, model.config.hidden_size), dtype=dtype, device=device)
+        self.recorded = RecordedStage(arrived, hands_on_all=not model.stage.is_last)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """What this stage hands on: [num_tokens, hidden_size], the last one [num_samples, hidden_size]."""
+        model, caches = self._model, self._caches
+        arrived, num_tokens = self.recorded.arrived, batch.token_ids.size(0)
+        residual = model.embed(batch) if arrived is None else arrived[:num_tokens]
+        if self._single_row is not None and num_tokens == 1:
+            residual = self._single_row.layers(residual, batch, caches)
+            return model.norm(residual) if model.stage.is_last else residual
+        return (model.last_layers if model.stage.is_last else model.first_layers)(residual, batch, caches)
+
+
+class SampleGraphs:
+    """The output head and the choice behind it, of hidden states that the last stage has sent back."""
+
+    def __init__(
+        self,
+        head: Callable[[Tensor], Tensor],
+        choice: PlainChoice,
+        memory: SlotMemory,
+        sizes: list[int],
+        *,
+        hidden: Tensor,
+        edges: StepEdges,
+        recorder: Recorder,
+        staging: Staging,
+    ) -> None:
+        """`head`: hidden states to logits; `sizes`: numbers of rows, ascending; `hidden` [sizes[-1], hidden_size]:
+        memory for what comes back."""
+        self._head, self._choice, self._memory, self._sizes = head, choice, memory, sizes
+        self._hidden, self._edges, self._recorder, self._staging = hidden, edges, recorder, staging
+        self._steps: dict[int, RecordedStep] = {}
+        self._flat = torch.zeros(2 * aligned(sizes[-1]), dtype=torch.int32, device=hidden.device)
+
+    def record(self, most: int = 0) -> None:
+        """The `most` largest (0: all), largest first. Once it is done without being recorded: the recorder's own first
+        run was of layers, and what is called here loads code, too."""
+        slots, positions = self._columns(self._sizes[-1])[:, : self._sizes[-1]]
+        self._choose(self._head(self._hidden), slots, positions)
+        for size in self._sizes[: -most - 1 : -1] if most else reversed(self._sizes):
+            self._step(size)
+
+    @property
+    def count(self) -> int:
+        return len(self._steps)
+
+    def prepare(self, inputs: StepInputs, hidden: Tensor) -> ReadyStep:
+        """`hidden` [num_samples, hidden_size], at least one row, in the order of the step's samples. Until the returned
+        step has been launched, no other may be prepared."""
+        step = self._step(fitting(self._sizes, inputs.num_samples))
+        self._fill(step.columns, inputs.sampling_slots, inputs.sample_positions)
+        self._hidden[: inputs.num_samples].copy_(hidden)
+        return ReadyStep(step, self._choice, inputs.num_samples, of_rows=False)
+
+    def _fill(self, columns: Tensor, slots: Array, positions: Array) -> None:
+        self._staging.upload_into(columns, [slots, positions], [self._memory.scratch_slot, 0])
+
+    def _columns(self, size: int) -> Tensor:
+        """Of padding alone."""
+        columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
+        self._fill(columns, *[np.zeros(0, np.int32)] * 2)
+        return columns
+
+    def _step(self, size: int) -> RecordedStep:
+        if size not in self._steps:
+            columns = self._columns(size)
+            slots, positions = columns[:, :size]
+            self._steps[size] = RecordedStep.of(
+                self._recorder,
+                columns,
+                lambda: self._head(self._hidden[:size]),
+                lambda logits: self._choose(logits, slots, positions),
+            )
+        return self._steps[size]
+
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        token_ids = self._choice.choose(logits, positions)
+        self._edges.end(slots, self._memory, token_ids)
+        return token_ids

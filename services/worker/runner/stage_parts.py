@@ -1,0 +1,70 @@
+"""A step's layers on one stage of a pipeline: launched kernel by kernel, or recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from services.worker.device.staging import Staging
+    from services.worker.graphs.recorded_steps import ReadyStep
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.models.causal_lm import CausalLM
+    from services.worker.step.forward_batch import ForwardBatch
+    from services.worker.step.step_inputs import StepInputs
+
+
+class StagePart(Protocol):
+    """What a stage does of a step that has tokens. How it is done changes nothing of what stages send each other."""
+
+    @property
+    def num_wanted(self) -> int:
+        """Hidden states that come back to the first stage."""
+
+    def arriving(self) -> Tensor:
+        """[num_tokens, hidden_size] memory for the rows of the stage before; not of the first stage."""
+
+    def compute(self, arrived: Tensor | None) -> Tensor:
+        """From those rows, once they are there (None: from the step's tokens), what is handed on: [num_tokens,
+        hidden_size], of the last stage [num_wanted, hidden_size]. In memory that nothing else writes to."""
+
+
+class LaunchedPart:
+    """Kernel by kernel."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, batch: ForwardBatch, caches: list[LayerCache]) -> None:
+        self._model, self._dtype, self._batch, self._caches = model, dtype, batch, caches
+
+    @property
+    def num_wanted(self) -> int:
+        wanted = self._batch.token_ids if self._batch.logit_tokens is None else self._batch.logit_tokens
+        return int(wanted.size(0))
+
+    def arriving(self) -> Tensor:
+        tokens, size = self._batch.token_ids, self._model.config.hidden_size
+        return torch.empty((tokens.size(0), size), dtype=self._dtype, device=tokens.device)
+
+    def compute(self, arrived: Tensor | None) -> Tensor:
+        model, batch = self._model, self._batch
+        residual = model.embed(batch) if arrived is None else arrived
+        return (model.last_layers if model.stage.is_last else model.first_layers)(residual, batch, self._caches)
+
+
+class RecordedPart:
+    """A recording, of a step that ends in samples alone."""
+
+    def __init__(self, step: ReadyStep, inputs: StepInputs, staging: Staging, *, is_last: bool) -> None:
+        self._step, self.num_wanted = step, inputs.num_samples
+        self._wanted: Tensor | None = None  # rows of the recording that are handed on; None: all
+        if is_last and step.of_rows and inputs.num_samples < inputs.num_rows:
+            (self._wanted,) = staging.upload([inputs.sampling_tokens])
+
+    def arriving(self) -> Tensor:
+        assert self._step.arriving is not None, "there is a stage before"
+        return self._step.arriving
+
+    def compute(self, arrived: Tensor | None) -> Tensor:
+        rows = self._step.forward()
+        return rows.clone() if self._wanted is None else rows.index_select(0, self._wanted)

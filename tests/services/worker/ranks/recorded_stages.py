@@ -1,0 +1,193 @@
+"""Stages that take steps as on a GPU: memory of their own, and recordings, which are done anew at each replay."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from services.worker.building.site import Site
+from services.worker.flight import StepInFlight
+from services.worker.graphs.build_graphs import GraphMaker, Tools
+from services.worker.graphs.cuda_graph import Repeater
+from services.worker.graphs.step_edges import PlainEdges
+from services.worker.layers.context import ALL_TOKENS, Context
+from services.worker.layers.placement import Placement
+from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.layers.stages import Stage
+from services.worker.models.causal_lm import CausalLM
+from services.worker.ranks.follower import RankReplica
+from services.worker.ranks.seat import Seat
+from services.worker.ranks.start import build_part
+from services.worker.replica import Replica
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.rig import Rig
+
+
+def repeating_tools(_place: Placement) -> Tools:
+    return Tools(Repeater(), PlainEdges(), Copying)
+
+
+@contextmanager
+def makers() -> Iterator[list[GraphMaker]]:
+    """Those of the replicas that are built meanwhile, in their order."""
+    found: list[GraphMaker] = []
+
+    def make(settings: WorkerSettings, model: CausalLM, site: Site, **_: Any) -> None:
+        chunks = settings.cuda_graph_chunks
+        options: Any = {"samples_per_row": 1, "keeps_hidden": False, "tools": repeating_tools}
+        found.append(GraphMaker(model, 0, site.place, chunks=chunks, **options))
+
+    with mock.patch("services.worker.building.steps._graph_maker", make):
+        yield found
+
+
+def record(replica: Replica, maker: GraphMaker) -> None:
+    runner, table = replica._runner, replica._table
+    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
+    runner.prepare(runner.caches, table.block_table, runner.slot_memory.num_groups)
+    maker.record(runner, replica.limits, table.block_table)
+
+
+def build_recorded(settings: WorkerSettings, seat: Seat) -> RankReplica:
+    """In the process of a rank."""
+    with makers() as found:
+        part = build_part(settings, seat)
+    record(part.replica, *found)
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """What is on its way, the tensors themselves: they are read when they are received, not when they are sent."""
+
+    onward: list[deque[Tensor]]  # by the stage that sent
+    back: deque[Tensor] = field(default_factory=deque)
+    plans: deque[pb.StepPlan] = field(default_factory=deque)  # that the later stages have not launched
+    later: list[Rig] = field(default_factory=list)
+
+    def catch_up(self) -> None:
+        """The later stages launch their oldest plan."""
+        plan = self.plans.popleft()
+        for rig in self.later:
+            flight = rig.replica.launch(plan)
+            rig.replica.record(flight, flight.launch.wait())
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLink:
+    """Between stages in one process, as late as can be."""
+
+    number: int
+    boxes: Boxes
+
+    def send(self, x: Tensor) -> None:
+        self.boxes.onward[self.number].append(x)
+
+    def receive(self, x: Tensor) -> None:
+        x.copy_(_of_shape(self.boxes.onward[self.number - 1].popleft(), x.shape))
+
+    def send_back(self, x: Tensor) -> None:
+        self.boxes.back.append(x)
+
+    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> BoxArrival:
+        return BoxArrival(self.boxes, (num_rows, hidden_size))
+
+    def least(self, value: int) -> int:
+        return value
+
+    def total(self, value: int) -> int:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class BoxArrival:
+    boxes: Boxes
+    shape: tuple[int, int]
+
+    def wait(self) -> None:
+        while not self.boxes.back:
+            self.boxes.catch_up()
+
+    def take(self) -> Tensor:
+        self.wait()
+        return _of_shape(self.boxes.back.popleft(), self.shape)
+
+
+def _of_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    assert tuple(x.shape) == tuple(shape), "as many rows were sent as are awaited"
+    return x
+
+
+class BoxSeat(Seat):
+    """Meets nobody."""
+
+    boxes: Boxes
+
+    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage, Context]:
+        return WHOLE, Stage(self.rank, self.size, BoxLink(self.rank, self.boxes)), ALL_TOKENS
+
+
+class Pipeline:
+    """All stages in one process; several steps may be under way."""
+
+    def __init__(self, folder: Path, num_stages: int, recorded: tuple[int, ...], **settings: Any) -> None:
+        """`recorded`: stages that have recordings; the others launch their kernels."""
+        boxes = self._boxes = Boxes([deque() for _ in range(num_stages - 1)])
+        settings = {"pipeline_parallel_size": num_stages, "attention_backend": "reference", **settings}
+        self.rigs: list[Rig] = []
+        self.num_recorded, self.num_launched = [0] * num_stages, [0] * num_stages  # steps, by stage
+        for number in range(num_stages):
+            seat = BoxSeat(number, num_stages, stages=num_stages)
+            object.__setattr__(seat, "boxes", boxes)
+            with makers() as found:
+                self.rigs.append(Rig(folder, seat=seat, record_logits=False, **settings))
+            if number in recorded:
+                with torch.inference_mode():
+                    record(self.rigs[-1].replica, *found)
+            self._count(number)
+        boxes.later.extend(self.rigs[1:])
+        self.scheduler = self.rigs[0].scheduler
+        self._flights: deque[StepInFlight] = deque()
+
+    @torch.inference_mode()
+    def launch(self, plan: pb.StepPlan, most_under_way: int) -> None:
+        """With so many steps under way behind it."""
+        self._boxes.plans.append(plan)
+        self._flights.append(self.rigs[0].replica.launch(plan))
+        self.finish(most_under_way)
+
+    @torch.inference_mode()
+    def finish(self, most_under_way: int = 0) -> None:
+        replica = self.rigs[0].replica
+        while len(self._flights) > most_under_way:
+            flight = self._flights.popleft()
+            if not flight.launch.settled:
+                replica.settle()
+            outcome = flight.launch.wait()
+            replica.record(flight, outcome)
+            self.scheduler.take(flight.result(outcome, wait_us=0))
+        while not most_under_way and self._boxes.plans:
+            self._boxes.catch_up()
+
+    def _count(self, number: int) -> None:
+        runner: Any = self.rigs[number].replica._runner
+
+        def counted(launch: Any, counts: list[int]) -> Any:
+            def launching(*arguments: Any) -> Any:
+                counts[number] += 1
+                return launch(*arguments)
+
+            return launching
+
+        runner._launch_graph = counted(runner._launch_graph, self.num_recorded)
+        runner._launch_kernels = counted(runner._launch_kernels, self.num_launched)
