@@ -30,6 +30,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
 ON_REQUEST = {
     "shapes": linear.shapes,
     "eight_bit_shapes": quantized.shapes,
+    "packed_rows": quantized.packed_rows,
     "expert_tiles": experts.tiles,
     "latent_tiles": latent.tiles,
 }

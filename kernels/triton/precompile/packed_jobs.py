@@ -8,7 +8,6 @@ import torch
 
 from kernels.triton.precompile.precompile import ModelShape, PackedShape
 from kernels.triton.quantization.packed_linear import MANY_ROWS, ROWS, PackedWeight, packed_linear, span_of, widened
-from kernels.triton.quantization.packed_many_rows import many_rows_takes
 from kernels.triton.single_row.row_linear import Norm, row_linear
 
 
@@ -28,8 +27,7 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
         zeros = None if packed.zero is not None else scales
         codes = of(out_features, in_features // 2, dtype=torch.uint8)
         span = span_of(in_features, group)
-        arrivals = of(1, dtype=torch.int32) if many_rows_takes(span, 4, None) else None
-        return PackedWeight(codes, scales, zeros, packed.zero or 0.0, group, 4, span, None, None, None, arrivals)
+        return PackedWeight(codes, scales, zeros, packed.zero or 0.0, group, 4, span, None, None, None)
 
     def multiply(rows: int, in_features: int, out_features: int) -> None:
         packed_linear(of(rows, in_features), weight(in_features, out_features))

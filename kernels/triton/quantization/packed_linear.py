@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from kernels.reference.quantized_linear import QuantizedWeight
-from kernels.triton.quantization.packed_many_rows import many_rows_takes, no_arrivals, packed_many_rows
 from kernels.triton.quantization.split_sums import add_splits
 
 SPANS = (
@@ -25,8 +24,7 @@ ROWS = (16, 32, 64, 128)  # of a tile, at most
 COLUMNS = 64
 ENOUGH_PROGRAMS = 256
 MOST_SPLITS = 8
-FEW_ROWS = 64  # above, what a multiprocessor can multiply counts, and not only what memory gives (packed_many_rows.py)
-MANY_ROWS = 768  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
+MANY_ROWS = 288  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
 # Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
 OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
 # The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
@@ -58,7 +56,6 @@ class PackedWeight:
     table: torch.Tensor | None  # float32 [16]
     order: torch.Tensor | None  # int32 [in_features]
     bias: torch.Tensor | None
-    arrivals: torch.Tensor | None  # of packed_many_rows.py, if that takes it
 
     @property
     def in_features(self) -> int:
@@ -91,8 +88,6 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         codes = (low | high << 4).flatten(1)
     zeros = None if weight.zeros is None else weight.zeros.float().t().contiguous()
     alike = zeros is not None and bool((zeros == zeros[0, 0]).all())
-    many = many_rows_takes(span, weight.bits, weight.table)
-    arrivals = no_arrivals(out_features, MANY_ROWS, codes.device) if many else None
     return PackedWeight(
         codes.contiguous(),
         weight.scales.float().t().contiguous(),
@@ -104,7 +99,6 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         weight.table,
         None if weight.order is None else weight.order.int(),
         weight.bias,
-        arrivals,
     )
 
 
@@ -281,9 +275,8 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     if not tokens:
         return x.new_empty((0, out_features))
     if tokens >= MANY_ROWS and shape is None:
-        return torch.nn.functional.linear(_as_stored(x, weight), widened(weight, x.dtype), weight.bias)
-    if tokens > FEW_ROWS and shape is None and weight.arrivals is not None:
-        return packed_many_rows(_as_stored(x, weight), weight, how_codes_are_read(weight, x.dtype))
+        ordered = x if weight.order is None else x.index_select(1, weight.order)
+        return torch.nn.functional.linear(ordered, widened(weight, x.dtype), weight.bias)
     shape = shape or shape_for(tokens, in_features, out_features)
     out = x.new_empty((tokens, out_features))
     whole = shape.splits == 1
@@ -312,11 +305,6 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     if not whole:
         add_splits(to, out, bias=weight.bias)
     return out
-
-
-def _as_stored(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Columns in the order that those of the codes have."""
-    return x if weight.order is None else x.index_select(1, weight.order)
 
 
 def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:

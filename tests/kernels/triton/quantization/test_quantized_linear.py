@@ -14,7 +14,7 @@ from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWe
 from kernels.triton.quantization import eight_bit_linear, packed_linear
 from kernels.triton.quantization.eight_bit_linear import EightBitWeight
 from kernels.triton.quantization.packed_linear import PackedWeight, pack
-from kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
+from kernels.triton.quantization.packed_many_rows import ManyRowsTile, many_rows_takes, packed_many_rows
 from kernels.triton.single_row.row_linear import Norm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
@@ -91,37 +91,38 @@ def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order
         check(device, torch.randn(9, 128), integers(40, 128, 32, bits, order=order), PackedWeight)
 
 
-@pytest.mark.parametrize("num_programs", [1, 3, 7, 16, None])
+@pytest.mark.parametrize("tile", [None, ManyRowsTile(128, 1), ManyRowsTile(256, 2), ManyRowsTile(128, 4)])
 @pytest.mark.parametrize(
     ("tokens", "in_features", "out_features", "group", "more"),
     [
         (70, 384, 130, 64, {}),
         (70, 512, 64, 512, {"zeros": False, "bias": torch.randn(64).to(DTYPE)}),
         (300, 256, 70, 128, {"bias": torch.randn(70).to(DTYPE)}),
+        (65, 256, 48, 64, {"order": torch.randperm(256)}),
     ],
-    ids=["zeros", "one group, bias", "several tiles"],
+    ids=["zeros", "one group, bias", "several tiles", "ordered"],
 )
-def test_many_rows_are_shared_out_among_programs(device, tokens, in_features, out_features, group, more, num_programs):
-    """A program has a part of a tile, a whole one, or the end of one and the beginning of the next; more parts than
-    one are added up in their order, by whoever is the last, as often as one likes."""
+def test_many_rows_are_multiplied_in_tiles(device, tokens, in_features, out_features, group, more, tile):
     weight = on(device, integers(out_features, in_features, group, 4, **more))
     if weight.zeros is None:
         weight = replace(weight, zeros=torch.full_like(weight.scales, 8.0))
     packed = pack(weight)
-    assert many_rows_takes(packed.span, packed.bits, packed.table)
+    assert many_rows_takes(packed)
     x = torch.randn(tokens, in_features).to(device, DTYPE)
-    first, second = (
-        packed_many_rows(x, packed, packed_linear.how_codes_are_read(packed, DTYPE), num_programs=num_programs)
-        for _ in range(2)
-    )
+    assert_close(packed_many_rows(x, packed, tile), reference.quantized_linear(x.float(), weight), SLACK)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "tile", [ManyRowsTile(128, 1), ManyRowsTile(256, 1), ManyRowsTile(128, 4), ManyRowsTile(256, 2)]
+)
+def test_long_sums_of_many_rows_are_the_same_every_time(device, tile):
+    weight = on(device, integers(4096, 14_336, 128, 4))
+    packed, x = pack(weight), torch.randn(256, 14_336, device=device, dtype=DTYPE)
+    first = packed_many_rows(x, packed, tile)
     assert_close(first, reference.quantized_linear(x.float(), weight), SLACK)
-    assert torch.equal(first, second)
-    assert not packed.arrivals.any()
-
-
-def test_many_rows_of_columns_in_an_order_of_their_own(device):
-    weight = integers(48, 256, 64, 4, order=torch.randperm(256))
-    check(device, torch.randn(packed_linear.FEW_ROWS + 1, 256), weight, PackedWeight)
+    for _ in range(200):
+        assert torch.equal(packed_many_rows(x, packed, tile), first)
 
 
 def by_token(out_features: int, in_features: int, kind: torch.dtype, scale: torch.Tensor | None) -> QuantizedWeight:

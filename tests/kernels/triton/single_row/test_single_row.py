@@ -32,7 +32,9 @@ def exact(x, weight, norm=None, gated=False):
     return reference.silu_mul(y) if gated else y
 
 
-@pytest.mark.parametrize(("in_features", "out_features"), [(256, 48), (1024, 13), (2048, 64), (3072, 20), (4352, 8), (8192, 6)])
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(256, 48), (1024, 13), (2048, 64), (3072, 20), (4352, 8), (8192, 6)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, device, in_features, out_features, bias):
     x, norm = normal(device, dtype, 1, in_features), Norm(normal(device, dtype, in_features), EPS)
