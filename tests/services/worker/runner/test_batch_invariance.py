@@ -55,8 +55,8 @@ def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str)
 
 
 def test_ranks_do_not_add_up_in_two_ways() -> None:
-    assert WorkerSettings(tensor_parallel_size=2).own_sums
-    assert not WorkerSettings(tensor_parallel_size=2, batch_invariant=True).own_sums
+    assert WorkerSettings(model="tiny", tensor_parallel_size=2).own_sums
+    assert not WorkerSettings(model="tiny", tensor_parallel_size=2, batch_invariant=True).own_sums
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
