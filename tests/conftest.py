@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import httpx
 import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as httpx_transports
 
 from tests import sweeps
 
@@ -18,6 +20,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # threads of torch that wait for each o
 
 for name in httpx.Timeout(None).as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, name, PATIENCE_S)
+
+# Each client that names no certificates reads all of this machine's.
+httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
 
 # Its deadlines and its measure of slowness are of a machine with nothing else to do.
 hypothesis.settings.register_profile(
