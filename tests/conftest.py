@@ -1,4 +1,4 @@
-"""What all tests have in common: which cases run when, how many threads they take from each other, how long is long."""
+"""What all tests have in common: which run when, how many threads they take from each other, how long is long."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from httpx._transports import default as httpx_transports
 from tests import sweeps
 
 PATIENCE_S = 60.0  # of a call that names none: the client's own 5 s pass where a busy machine stands still
+
+# Files of up to half a minute. At the end, where the alphabet has them, all other processes would wait for one.
+FIRST = ("tests/spec_decode/", "tests/training/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of torch that wait for each other spin, and there are other workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,3 +52,4 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps.mark_the_rest(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
