@@ -24,6 +24,9 @@ demo: setup
 up: setup
 	$(BIN)/quire up $(ARGS)
 
+# Tests start hundreds of processes, which must not compile every module anew where the environment says so.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Three processes for two cores, because some tests wait. A file's tests stay together, so that what they share is made once.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * os.cpu_count() // 2))')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder

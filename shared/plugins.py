@@ -6,9 +6,11 @@ is imported before it is asked for by name.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from shared.errors import InvalidArgument
@@ -17,13 +19,19 @@ from shared.errors import InvalidArgument
 def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
     """Name -> "module:attribute". Raises InvalidArgument for a name that is declared twice: neither would be right."""
     found = dict(built_in)
-    for point in entry_points(group=group):
+    for point in _declared(group, tuple(sys.path)):
         other = found.setdefault(point.name, point.value)
         if other != point.value:
             raise InvalidArgument(
                 f"{group}: {point.name} is declared twice, as {other} and as {point.value}", field=group
             )
     return found
+
+
+@functools.cache
+def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """By the packages in `path`, each of which is read for it."""
+    return entry_points(group=group)
 
 
 def load(reference: str) -> Any:

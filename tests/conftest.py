@@ -1,23 +1,34 @@
-"""What all tests have in common: which cases run when, how many threads they take from each other, how long is long."""
+"""What all tests have in common: which run when, how many threads they take from each other, how long is long."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import os
+from collections.abc import Generator
 
 import httpx
 import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as httpx_transports
 
 from tests import sweeps
 
 PATIENCE_S = 60.0  # of a call that names none: the client's own 5 s pass where a busy machine stands still
+
+# Files of up to half a minute. At the end, where the alphabet has them, all other processes would wait for one.
+FIRST = ("tests/spec_decode/", "tests/training/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of torch that wait for each other spin, and there are other workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 for name in httpx.Timeout(None).as_dict():
     setattr(DEFAULT_TIMEOUT_CONFIG, name, PATIENCE_S)
+
+# Each client that names no certificates reads all of this machine's.
+httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
 
 # Its deadlines and its measure of slowness are of a machine with nothing else to do.
 hypothesis.settings.register_profile(
@@ -26,6 +37,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Hardly anything that this makes is garbage: it is not searched for that, then or ever after."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # libraries complain of what is there at the end
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps.mark_the_rest(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from services.frontend.access.account import Account, Level
 from shared.logs import logger
+from shared.prefix_index import redis_error
 
 log = logger("access")
 
@@ -81,7 +80,7 @@ class SharedUse:
         values = [key.requests_per_minute, key.tokens_per_minute, told.requests, told.tokens]
         try:
             found = await self._script(keys=[f"{self._namespace}:use:{name}"], args=values)
-        except (RedisError, OSError):
+        except (redis_error(), OSError):
             account.put_back(told)  # perhaps it was counted, and only the answer was lost: then it counts twice
             return False
         account.learn(Level(float(found[0]), float(found[1]), int(found[2]), int(found[3])))

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import yaml
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from services.frontend.access.key import Digest, Key, digest, read_key
 from shared.errors import InvalidArgument
 from shared.logs import logger
+from shared.prefix_index import redis_error
 from shared.security.private_file import PrivateFile, Unusable
 
 log = logger("access")
@@ -95,7 +94,7 @@ class RedisKeys:
     """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of Key as JSON. Redis away: those from
     before go on; until it was first read, nobody gets in."""
 
-    def __init__(self, redis: Redis, namespace: str, on_error: Callable[[], None]) -> None:
+    def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None]) -> None:
         self._redis = redis
         self._name = f"{namespace}:api_keys"
         self._on_error = on_error
@@ -120,7 +119,7 @@ class RedisKeys:
                 bytes.fromhex(_text(hashed)): read_key(json.loads(value), f"api_keys: {self._name}")
                 for hashed, value in found.items()
             }
-        except (RedisError, OSError, ValueError, InvalidArgument) as error:
+        except (redis_error(), OSError, ValueError, InvalidArgument) as error:
             log.warning("API keys stay as they were", reason=type(error).__name__)
             self._on_error()
 

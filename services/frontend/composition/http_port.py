@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from services.frontend.anthropic_edge.routes import MessageRoutes
@@ -13,6 +12,7 @@ from services.frontend.composition.health import Health
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.console.routes import ConsoleRoutes
 from services.frontend.http import app
+from services.frontend.http.router import Router
 from services.frontend.http.server import HttpServer
 from services.frontend.kserve_edge.routes import OpenInferenceRoutes
 from services.frontend.offline.offline import Offline
@@ -87,7 +87,7 @@ class HttpPort:
             connections=door.connections,
         )
 
-    def _apis(self) -> list[APIRouter]:
+    def _apis(self) -> list[Router]:
         """What clients ask of the model."""
         model, core, bounds = self._model, self._core, self._door.bodies
         parts = (core.generator, model.processor, model.tokenizer, core.catalogue, bounds)
@@ -117,7 +117,7 @@ class HttpPort:
         )
         return [part.router for part in routes]
 
-    def _operation(self) -> list[APIRouter]:
+    def _operation(self) -> list[Router]:
         """What operators ask, and what probes and scrapes do."""
         operators, door, health = self._services.operators, self._door, self._health
         routes = (

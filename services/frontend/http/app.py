@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from services.frontend.http.load_header import Load, LoadHeader
 from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
 from services.frontend.http.own_paths import OwnPaths, as_own
 from services.frontend.http.protocol import Entrance
+from services.frontend.http.router import Router
 from services.frontend.kserve_edge import routes as kserve_routes
 from services.frontend.offline import routes as offline
 from services.frontend.offline.inner_calls import AsCaller
@@ -52,7 +53,7 @@ class Face(NamedTuple):
 
 
 def build(
-    routers: Iterable[APIRouter],
+    routers: Iterable[Router],
     *,
     access: Access,
     operator: Callable[[Headers], None],
@@ -80,7 +81,7 @@ def build(
     errors.install(app)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_fault)
-    for router in routers:  # as they are: FastAPI's include_router would make every route a second time
+    for router in routers:
         app.router.routes.extend(router.routes)
     own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
     document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})

@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from services.frontend.http.answer import EVENTS
 from services.frontend.http.body import BYTES
+from services.frontend.http.router import built
 
 Schema = dict[str, Any]
 
@@ -150,7 +151,7 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
     def openapi() -> Schema:
         if app.openapi_schema is None:
             app.openapi_schema = get_openapi(
-                title=app.title, version=app.version, routes=app.routes, servers=app.servers
+                title=app.title, version=app.version, routes=[*map(built, app.routes)], servers=app.servers
             )
             for path, operations in app.openapi_schema["paths"].items():
                 own = (error for prefix, error in own_errors.items() if path.startswith(prefix))

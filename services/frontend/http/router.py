@@ -1,15 +1,67 @@
-"""Routes of an API, which the app serves as they are."""
+"""Routes of an API, each built when it is first asked for: what FastAPI finds out about all of them takes longer than
+anything else at a frontend's start."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.routing import BaseRoute, Match, compile_path
+from starlette.types import Receive, Scope, Send
 
 
-class Router(APIRouter):
-    """A body is JSON whatever its content type says. (What an app sets for its routes reaches only those that FastAPI's
-    include_router makes a second time.)"""
+class Router:
+    """Its routes are served as they are. A body is JSON whatever its content type says. (What an app sets for its
+    routes reaches only those that FastAPI's include_router makes a second time.)"""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(strict_content_type=False, **settings)
+    def __init__(self, prefix: str = "", **settings: Any) -> None:
+        """`settings`: of FastAPI's APIRouter."""
+        self.routes: list[LateRoute] = []
+        self._prefix = prefix
+        self._settings = settings
+
+    def add_api_route(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], **settings: Any) -> None:
+        """`settings`: of APIRouter.add_api_route."""
+        path = self._prefix + path
+
+        def build() -> BaseRoute:
+            self._fastapi.add_api_route(path, endpoint, methods=methods, **settings)
+            return self._fastapi.routes[-1]
+
+        self.routes.append(LateRoute(path, build))
+
+    @cached_property
+    def _fastapi(self) -> APIRouter:
+        return APIRouter(strict_content_type=False, **self._settings)
+
+    def add(self, other: Router) -> None:
+        """All routes of another one, behind those that are here."""
+        self.routes.extend(other.routes)
+
+
+class LateRoute(BaseRoute):
+    """Knows its path; the rest is built when a call comes that has it, or for the OpenAPI document."""
+
+    def __init__(self, path: str, build: Callable[[], BaseRoute]) -> None:
+        self._pattern, self.path_format, _ = compile_path(path)
+        self._build = build
+
+    @cached_property
+    def built(self) -> BaseRoute:
+        return self._build()
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Nobody has cut a path in front off for the app: own_paths.py has."""
+        if self._pattern.match(scope["path"]) is None:
+            return Match.NONE, {}
+        return self.built.matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.built.handle(scope, receive, send)
+
+
+def built(route: BaseRoute) -> BaseRoute:
+    """What FastAPI knows by its own class."""
+    return route.built if isinstance(route, LateRoute) else route

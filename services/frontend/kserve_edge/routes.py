@@ -83,7 +83,7 @@ class OpenInferenceRoutes:
             )
             models.add_api_route(f"{one}/ready", self.model_ready, methods=["GET"])
             models.add_api_route(one, self.model, methods=["GET"])
-        self.router.include_router(models)
+        self.router.add(models)
 
     async def server(self) -> dict[str, Any]:
         """Who this is."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from services.frontend.access.access import Access
@@ -38,7 +37,7 @@ class Offline:
             self._batches = BatchStore(folder / "batches")
         self._runner: BatchRunner | None = None
         self.work = OfflineWork(self._files, self._batches, self._tell)
-        self.router: APIRouter = OfflineRoutes(self.work, bounds).router
+        self.router = OfflineRoutes(self.work, bounds).router
 
     def _tell(self) -> None:
         if self._runner is not None:

@@ -58,9 +58,9 @@ class OfflineRoutes:
         self.router.add_api_route(
             f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=Content
         )
-        new = Router(route_class=bounds.route(at_once=False))
+        new = Router(tags=["batches"], route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
-        self.router.include_router(new)
+        self.router.add(new)
         self.router.add_api_route(BATCHES, self.list_batches, methods=["GET"])
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}", self.get_batch, methods=["GET"])
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}/cancel", self.cancel, methods=["POST"])

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
-
 from services.frontend.streams.redis_use import RedisUse, tenant_name
 from services.frontend.streams.store import (
     DELETED_S,
@@ -25,6 +23,7 @@ from services.frontend.streams.store import (
     TotalUse,
     Use,
 )
+from shared.prefix_index import redis_error
 from shared.process.supervision import is_asked_to_end
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
@@ -177,7 +176,7 @@ async def _answered(question: Awaitable[Result]) -> Result:
     """Whoever was asked to end while it waited ends, whatever the client made of that."""
     try:
         answer = await question
-    except (RedisError, OSError) as error:
+    except (redis_error(), OSError) as error:
         if is_asked_to_end():
             raise asyncio.CancelledError from None
         raise StoreAway(f"{type(error).__name__}: {error}") from None

@@ -10,14 +10,12 @@ import asyncio
 import time
 from typing import Any
 
-from redis import RedisError
-
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.prefix_directory.worker_index import WorkerIndex
 from services.scheduler.replicas.replica import Replica
 from shared.logs import logger
 from shared.metrics.scheduler import DirectoryMetrics
-from shared.prefix_index import BlockKeys, SchedulerEntry
+from shared.prefix_index import BlockKeys, SchedulerEntry, redis_error
 from shared.process.supervision import is_asked_to_end
 
 log = logger("prefix_directory")
@@ -81,7 +79,7 @@ class PrefixDirectory:
         """Publishes what there is; returns when to come again."""
         try:
             await self._publish()
-        except (RedisError, OSError) as error:
+        except (redis_error(), OSError) as error:
             self._fail(error)
             return RETRY_INTERVAL_S
         if not self.up:
@@ -118,5 +116,5 @@ class PrefixDirectory:
                 for index in [*self._gone, *self._workers.values()]:
                     await index.withdraw(self._redis)
                 await self._redis.aclose()
-        except (RedisError, OSError, TimeoutError):
+        except (redis_error(), OSError, TimeoutError):
             pass  # the leases end by themselves

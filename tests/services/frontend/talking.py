@@ -10,7 +10,7 @@ from typing import Any
 import openai
 from tokenizers import AddedToken
 
-from tests.services.frontend.running import Running, running
+from tests.services.frontend.running import NO_TLS, Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import Said, saying
 from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
@@ -59,6 +59,11 @@ async def talking(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tu
     async with (
         scheduler(script),
         running(folder, script.address, **settings) as frontend,
-        openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="none", max_retries=0) as client,
+        openai.AsyncOpenAI(
+            base_url=f"{frontend.url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=NO_TLS),
+        ) as client,
     ):
         yield frontend, client, script

@@ -31,7 +31,7 @@ sys.exit(run(lambda shutdown: serve(settings, shutdown)))
 """
 BLOCKED = """
 import sys
-for name in ("torch", "triton", "transformers", "kernels"):
+for name in ("torch", "triton", "transformers", "kernels", "redis"):
     sys.modules[name] = None
 import services.frontend.main
 assert not any(name.startswith(("services.scheduler", "services.worker")) for name in sys.modules)

@@ -65,12 +65,12 @@ class ResponseRoutes:
         self._resumable = resumable
         resumable.offer(PREFIX, self._again)
         self.router = Router(tags=["responses"])
-        new = Router(route_class=bounds.route())
+        new = Router(tags=["responses"], route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
-        self.router.include_router(new)
-        counted = Router(route_class=bounds.route(at_once=False))
+        self.router.add(new)
+        counted = Router(tags=["responses"], route_class=bounds.route(at_once=False))
         counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
-        self.router.include_router(counted)
+        self.router.add(counted)
         one = f"{PREFIX}/{{response_id}}"
         self.router.add_api_route(one, self.get, methods=["GET"])
         self.router.add_api_route(one, self.delete, methods=["DELETE"])

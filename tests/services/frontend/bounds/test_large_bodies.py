@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from json import JSONDecodeError
 from typing import Any
 
@@ -32,6 +32,14 @@ FILLING = "x" * HEAVY_BYTES
 
 @pytest.fixture
 async def large() -> AsyncIterator[LargeBodies]:
+    made = LargeBodies(LIMITS, lambda: ROOM)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[LargeBodies]:
+    """The same process for one body after the other, as a frontend has it."""
     made = LargeBodies(LIMITS, lambda: ROOM)
     yield made
     made.close()
@@ -87,11 +95,11 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_it_says_what_would_be_said_here(large: LargeBodies, name: str) -> None:
+async def test_it_says_what_would_be_said_here(judge: LargeBodies, name: str) -> None:
     body = BODIES[name]
     with spooled(body) as spool:
         try:
-            assert await large.check(spool)
+            assert await judge.check(spool)
             found = None
         except (InvalidArgument, JSONDecodeError) as error:
             found = complaint(error)

@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.building.build import build_replica
 from services.worker.engine.engine import Engine
-from services.worker.ranks.follower import EXIT_ORPHANED, RankReplica
-from services.worker.ranks.grammars import FollowedGrammars
+from services.worker.ranks.follower import EXIT_ORPHANED
 from services.worker.ranks.group import OneRank, RankFailure
 from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.seat import ALONE, Seat
+from services.worker.ranks.seat import ALONE
 from services.worker.ranks.wire import fingerprint
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -30,14 +28,10 @@ from tests.services.worker.engine.test_engine import Inbox, NoObserver, no_gramm
 from tests.services.worker.heads.test_pooling import ALL
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import GREEDY, New
+from tests.services.worker.ranks.whole_model import build
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
-
-
-def build(folder: Path, _seat: Seat) -> RankReplica:
-    """All ranks have the whole model: nothing is sharded."""
-    return RankReplica(build_replica(Rig.settings(folder)), FollowedGrammars(no_grammars()))
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ model alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,16 @@ class Definition:
     made: Checkpoint
     layers: Any
     tensors: dict[str, Tensor]
+    _known: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
+
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        asked = (tuple(tokens), count)
+        if asked not in self._known:
+            self._known[asked] = self._drafts(tokens, count)
+        return self._known[asked]
 
     @torch.inference_mode()
-    def drafts(self, tokens: list[int], count: int) -> list[int]:
+    def _drafts(self, tokens: list[int], count: int) -> list[int]:
         model, said = self.made.model.model, list(tokens)
         features = given = model(torch.tensor([said[:-1]])).last_hidden_state[0]
         for k in range(count):
@@ -100,6 +108,22 @@ def some_right(num_modules: int) -> list[Tensor]:
     return [OF_TOKEN + 0.2 * drawn(SIZE, 2 * SIZE, seed=20 + depth) for depth in range(num_modules)]
 
 
+@pytest.fixture(scope="module")
+def defined(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, float], Definition]:
+    """By the number of modules and the layers' contribution; each is made once, and only read."""
+    known: dict[tuple[int, float], Definition] = {}
+
+    def get(num_modules: int, contribution: float = 1.0) -> Definition:
+        asked = (num_modules, contribution)
+        if asked not in known:
+            folder = tmp_path_factory.mktemp("modules")
+            made, (layers, tensors) = make(folder, *some_right(num_modules), contribution=contribution)
+            known[asked] = Definition(made, layers, tensors)
+        return known[asked]
+
+    return get
+
+
 def check(proposed: Proposed, definition: Definition) -> None:
     for tokens, drafts in proposed:
         assert drafts == definition.drafts(tokens, len(drafts)), len(tokens)
@@ -109,15 +133,21 @@ def check(proposed: Proposed, definition: Definition) -> None:
 @pytest.mark.parametrize("contribution", [1.0, 0.01])
 @pytest.mark.parametrize(("num_modules", "num_drafts"), [(1, 3), (2, 2), (2, 5), (3, 2), (3, 5)])
 def test_drafts_are_what_the_paper_defines(
-    tmp_path: Path, proposed: Proposed, num_modules: int, num_drafts: int, contribution: float, way: dict[str, Any]
+    defined: Callable[[int, float], Definition],
+    proposed: Proposed,
+    num_modules: int,
+    num_drafts: int,
+    contribution: float,
+    way: dict[str, Any],
 ) -> None:
     """Of prompts in chunks and of outputs, behind drafts that were wrong, right, and right for a part."""
-    made, (layers, tensors) = make(tmp_path, *some_right(num_modules), contribution=contribution)
-    run = Pair(build(asking(num_drafts), tmp_path, num_blocks=200, max_num_seqs=4, **SMALL, **way))
+    definition = defined(num_modules, contribution)
+    made = definition.made
+    run = Pair(build(asking(num_drafts), made.folder, num_blocks=200, max_num_seqs=4, **SMALL, **way))
     asked = [run.ask(tokens, max_tokens=9, eos=()) for tokens in [*prompts(), [7], [5, 9]]]
     run.run()
     assert [a.tokens for a in asked] == [greedy(made, a.prompt, 9) for a in asked]
-    check(proposed, Definition(made, layers, tensors))
+    check(proposed, definition)
     assert max(len(drafts) for _, drafts in proposed) == num_drafts
     if contribution < 1:
         found = run.core.speculation.counts.accepted_by_position.tolist()
@@ -125,10 +155,13 @@ def test_drafts_are_what_the_paper_defines(
 
 
 @pytest.mark.parametrize("num_modules", [2, 3])
-def test_behind_a_prefix_of_others_drafts_are_the_same(tmp_path: Path, proposed: Proposed, num_modules: int) -> None:
+def test_behind_a_prefix_of_others_drafts_are_the_same(
+    defined: Callable[[int], Definition], proposed: Proposed, num_modules: int
+) -> None:
     """Whose blocks hold what all modules kept: the sequence that filled them went on as this one does."""
-    made, (layers, tensors) = make(tmp_path, *some_right(num_modules))
-    run = Pair(build(asking(4), tmp_path, num_blocks=200, max_num_seqs=4, **SMALL))
+    definition = defined(num_modules)
+    made = definition.made
+    run = Pair(build(asking(4), made.folder, num_blocks=200, max_num_seqs=4, **SMALL))
     first = run.ask(prompts()[0], max_tokens=12, eos=())
     run.run()
     proposed.clear()
@@ -137,7 +170,7 @@ def test_behind_a_prefix_of_others_drafts_are_the_same(tmp_path: Path, proposed:
     assert run.core.counts.cached_tokens >= 36
     assert again.tokens == greedy(made, again.prompt, 8)
     assert len(proposed[0][0]) == len(again.prompt) + 1
-    check(proposed, Definition(made, layers, tensors))
+    check(proposed, definition)
 
 
 @pytest.mark.parametrize("way", [*WAYS, pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)], ids=str)

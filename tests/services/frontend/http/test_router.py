@@ -1,0 +1,83 @@
+"""Routes are built when they are called, and say what they would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.frontend.http import router
+from services.frontend.http.documented import document
+from services.frontend.http.router import LateRoute, Router
+
+
+async def greet(name: str, times: int = 1) -> dict[str, str]:
+    return {"text": " ".join([name] * times)}
+
+
+async def drop(name: str) -> dict[str, str]:
+    return {"dropped": name}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the routes that have been built, in order."""
+    paths: list[str] = []
+    late = LateRoute.__init__
+
+    def noting(route: LateRoute, path: str, build: Callable[[], router.BaseRoute]) -> None:
+        late(route, path, lambda: (paths.append(path), build())[1])
+
+    monkeypatch.setattr(LateRoute, "__init__", noting)
+    return paths
+
+
+@pytest.fixture
+def app(built: list[str]) -> FastAPI:
+    outer, inner = Router(tags=["outer"]), Router("/inner", tags=["inner"])
+    outer.add_api_route("/greet/{name}", greet, methods=["GET"])
+    inner.add_api_route("/{name}", greet, methods=["GET"])
+    inner.add_api_route("/{name}", drop, methods=["DELETE"])
+    outer.add(inner)
+    app = FastAPI()
+    app.router.routes.extend(outer.routes)
+    document(app, {})
+    return app
+
+
+async def asked(app: FastAPI, method: str, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        return await client.request(method, path)
+
+
+async def test_a_route_is_built_once_when_it_is_called(app: FastAPI, built: list[str]) -> None:
+    assert built == []
+    assert (await asked(app, "GET", "/greet/ada?times=2")).json() == {"text": "ada ada"}
+    assert (await asked(app, "GET", "/greet/bob")).json() == {"text": "bob"}
+    assert built == ["/greet/{name}"]
+
+
+async def test_of_several_with_one_path_the_method_chooses(app: FastAPI) -> None:
+    assert (await asked(app, "DELETE", "/inner/ada")).json() == {"dropped": "ada"}
+    assert (await asked(app, "GET", "/inner/ada")).json() == {"text": "ada"}
+    assert (await asked(app, "POST", "/inner/ada")).status_code == 405
+
+
+async def test_what_nobody_serves_builds_nothing(app: FastAPI, built: list[str]) -> None:
+    assert (await asked(app, "GET", "/outer/ada")).status_code == 404
+    assert built == []
+
+
+async def test_wrong_parameters_are_refused(app: FastAPI) -> None:
+    assert (await asked(app, "GET", "/greet/ada?times=often")).status_code == 422
+
+
+async def test_the_document_has_all_of_them(app: FastAPI, built: list[str]) -> None:
+    paths = (await asked(app, "GET", "/openapi.json")).json()["paths"]
+    assert {path: {method: one["tags"] for method, one in methods.items()} for path, methods in paths.items()} == {
+        "/greet/{name}": {"get": ["outer"]},
+        "/inner/{name}": {"get": ["inner"], "delete": ["inner"]},
+    }
+    assert len(built) == 3
