@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Tokenized:
     """A prompt as tokens."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     second_text_from: int = 0  # its first token; 0: there is one text, or the tokenizer does not tell two apart
     num_seen: int = 0  # of its first tokens, by others; 0: all
     pooled_tokens: tuple[int, ...] = ()  # those that have a vector each; empty: all that the pooler names
