@@ -126,7 +126,7 @@ class Encoder:
         """What the tokenizer puts before, between and behind two texts, and how many of those between count as the
         second's (None: it does not tell them apart); None where that cannot be seen."""
         inner, pair = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
-        framed = pair.token_ids
+        framed = list(pair.token_ids)
         size = len(inner)
         found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
         if size == 0 or len(found) != 2:
