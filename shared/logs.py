@@ -31,6 +31,11 @@ class Logger:
     def debug(self, message: str, **values: Any) -> None:
         self._log.debug(message, extra={"values": values})
 
+    @property
+    def tells_info(self) -> bool:
+        """Whether info() says anything: for values that take work."""
+        return self._log.isEnabledFor(logging.INFO)
+
     def info(self, message: str, **values: Any) -> None:
         self._log.info(message, extra={"values": values})
 

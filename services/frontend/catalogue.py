@@ -32,6 +32,7 @@ class Catalogue:
         self._created_unix_s = int(time.time())
         self._max_model_len = 0
         self._adapters: frozenset[str] = frozenset()
+        self._seen: Limits | None = None  # which said so
 
     @property
     def name(self) -> str:
@@ -84,5 +85,6 @@ class Catalogue:
 
     def _look(self) -> None:
         limits = self._limits()
-        if limits is not None:
+        if limits is not None and limits is not self._seen:
+            self._seen = limits
             self._max_model_len, self._adapters = limits.max_model_len, frozenset(limits.adapters)

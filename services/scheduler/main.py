@@ -107,9 +107,9 @@ class Scheduler:
         self.status.address = door.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
         self.admin = AdminPort(settings, AdminService(administration, shutdown), self.server.port)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.methods)
         service = scheduler_service.SchedulerService(self.frontends, administration, door)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.grpc)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.methods)
 
     async def run(self, metrics_address: str) -> None:
         """Until shutdown; then drains."""

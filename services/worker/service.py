@@ -109,7 +109,7 @@ class Worker:
         door = Door(settings.cluster_secret(), settings.title)
         door.address = self._address
         self._pages = PageService(door, self._metrics)
-        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.grpc)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.methods)
         self.status = Status(settings.name, self._address, shutdown)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))

@@ -6,13 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +22,7 @@ from shared.metrics.base import (
     token_buckets,
 )
 from shared.metrics.calls import CallMetrics
+from shared.metrics.histogram import Histogram, Series
 from shared.metrics.streams import StreamMetrics
 
 ENGINE = "0"  # a frontend belongs to no worker
@@ -88,7 +83,7 @@ class FrontendMetrics:
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(name, documentation, labels, registry=self.registry)
 
-    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Series:
         histogram = Histogram(name, documentation, MODEL_LABELS, buckets=buckets, registry=self.registry)
         return histogram.labels(*self._labels)
 

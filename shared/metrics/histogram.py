@@ -1,8 +1,8 @@
-"""Histograms for what is measured several times in each step.
+"""Histograms for what is measured several times in each step, or for each request.
 
 The client library's own one takes a lock twice and walks its buckets for each value: 3 us, of which a scheduler's step
-has six. This one is written by one thread, and read by another when a page is asked for: a reader may see a value in
-the sum and not yet in its bucket, which the next page puts right.
+has six and a frontend's request fourteen. This one is written by one thread, and read by another when a page is asked
+for: a reader may see a value in the sum and not yet in its bucket, which the next page puts right.
 """
 
 from __future__ import annotations

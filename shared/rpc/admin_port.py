@@ -43,7 +43,7 @@ class AdminPort:
             interceptors=(CallGuard(self._check),),
             port_setting="admin_port",
         )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server.methods)
         port = self._server.port
         self.address = f"{settings.admin_host}:{port}" if is_local else settings.reachable(port)
 

@@ -50,8 +50,11 @@ def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
 def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:
     """By name. Who shows two keys shows none: which one counts is for no one to choose."""
     sent = tuple(pairs or ())
-    times = Counter(name for name, _ in sent)
-    return {name: "" if name in KEYS and times[name] > 1 else value for name, value in sent}
+    found = dict(sent)
+    if len(found) < len(sent):
+        times = Counter(name for name, _ in sent)
+        found |= {name: "" for name in KEYS if times[name] > 1}
+    return found
 
 
 def bearer(metadata: dict[str, str | bytes]) -> bytes:

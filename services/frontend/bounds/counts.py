@@ -58,7 +58,7 @@ def check_entries(fields: Iterable[tuple[str, Any]], limits: RequestLimits) -> N
     """Of lists and mappings; texts are none. Raises InvalidArgument."""
     for name, value in fields:
         limit = ENTRIES.get(name)
-        if limit is None or isinstance(value, str) or not isinstance(value, Sized):
+        if not value or limit is None or isinstance(value, str) or not isinstance(value, Sized):
             continue
         if len(value) > getattr(limits, limit):
             raise too_many(name, len(value), limit, getattr(limits, limit))

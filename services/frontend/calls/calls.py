@@ -126,7 +126,8 @@ class Calls:
             return
         call_measures.ended(self._metrics, call)
         if call.generation is not None:
-            self._tell(call, call.generation)
+            if log.tells_info:
+                self._tell(call, call.generation)
         elif call.error is not None or not call.status.startswith(("2", "OK")):
             self.refused(call.route, call.status, call)
         else:

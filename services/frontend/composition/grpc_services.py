@@ -38,7 +38,7 @@ class GrpcServices:
         offline: OfflineWork,
         shutdown: Shutdown,
     ) -> None:
-        server = port.server.grpc
+        server = port.server.methods
         self.inference = _inference(settings.name, model, door, core)
         self.operators = _operators(settings.name, port.address, door, core, shutdown)
         self.admin = AdminPort(settings, self.operators, port.server.port)

@@ -60,7 +60,9 @@ class Generator:
             request = replace(request, traceparent=traceparent)
         call.request = request
         max_model_len = self._catalogue.max_model_len(request.model)
-        request = replace(request, adapter=self._catalogue.adapter(request.model))
+        adapter = self._catalogue.adapter(request.model)
+        if adapter:
+            request = replace(request, adapter=adapter)
         request = await self._checked(request, max_model_len)
         call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
         limits = self._client.limits or await self._first_limits(request, call)
@@ -94,7 +96,8 @@ class Generator:
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:
         self._processor.check(request, max_model_len)
-        request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
+        if request.stream_interval < self._stream_interval:
+            request = replace(request, stream_interval=self._stream_interval)
         self._formats.check(request)
         return await self._constrained(request)
 

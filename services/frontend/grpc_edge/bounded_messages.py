@@ -35,6 +35,7 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         self._large = large
         self._heavy = HeavyWork()
         self._copies = SmallestFirst(1)
+        self._bounded_handlers: dict[str, tuple[Any, Any]] = {}  # by path: the handler, and what it became
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -43,8 +44,15 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         kind = messages.REQUESTS.get(handler_call_details.method)
         if handler is None or kind is None:
             return handler
+        known, bounded = self._bounded_handlers.get(handler_call_details.method, (None, None))
+        if known is not handler:
+            bounded = self._bound(handler_call_details.method, handler, kind)
+            self._bounded_handlers[handler_call_details.method] = handler, bounded
+        return bounded
+
+    def _bound(self, path: str, handler: Any, kind: type[Message]) -> Any:
         changed: dict[str, Any] = {"request_deserializer": None}
-        method = handler_call_details.method.rpartition("/")[2]
+        method = path.rpartition("/")[2]
         if handler.request_streaming:
             name = "stream_stream" if handler.response_streaming else "stream_unary"
             changed[name] = self._each_bounded(getattr(handler, name), kind)

@@ -12,6 +12,8 @@ async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[
     """Each word as it is tokenized at the start of a text and behind a space."""
     columns: dict[bytes, None] = {}
     spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+    if not spellings:
+        return ()
     for ids in await tokenizer.encode_all(spellings):
         if ids:
             columns[i32_bytes(ids)] = None

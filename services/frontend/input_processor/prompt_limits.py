@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from services.frontend.request.request import Request, Sampling
 from shared.errors import InvalidArgument
@@ -17,7 +21,7 @@ def check_truncation_side(side: str) -> None:
         raise InvalidArgument(f"truncation_side must be 'left' or 'right', got {side!r}.", field="truncation_side")
 
 
-def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list[int]:
+def truncate(token_ids: Sequence[int], request: Request, max_model_len: int) -> Sequence[int]:
     """Keeps the last tokens of the prompt, or the first, if the request says so."""
     keep = num_kept(request, max_model_len)
     if keep is None:
@@ -26,8 +30,8 @@ def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list
 
 
 def truncate_framed(
-    token_ids: list[int], request: Request, max_model_len: int, frame: tuple[list[int], list[int]]
-) -> list[int]:
+    token_ids: Sequence[int], request: Request, max_model_len: int, frame: tuple[list[int], list[int]]
+) -> Sequence[int]:
     """The same within what stands before and behind the text: that stays, if there is room for it."""
     keep, (before, behind) = num_kept(request, max_model_len), frame
     if keep is None or len(token_ids) <= keep:
@@ -35,8 +39,8 @@ def truncate_framed(
     if keep <= len(before) + len(behind):
         return truncate(token_ids, request, max_model_len)
     if request.truncation_side == "right":
-        return token_ids[: keep - len(behind)] + behind
-    return before + token_ids[len(before) - keep :]
+        return [*token_ids[: keep - len(behind)], *behind]
+    return [*before, *token_ids[len(before) - keep :]]
 
 
 def num_kept(request: Request, max_model_len: int) -> int | None:
@@ -53,8 +57,9 @@ def num_kept(request: Request, max_model_len: int) -> int | None:
     return keep
 
 
-def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
-    if token_ids and (max(token_ids) >= vocab_size or min(token_ids) < 0):
+def check_vocabulary(token_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int) -> None:
+    ids = np.asarray(token_ids)
+    if ids.size and (ids.max() >= vocab_size or ids.min() < 0):
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise InvalidArgument(f"Token id {wrong} is out of vocabulary", field="prompt")
 

@@ -68,6 +68,7 @@ class SchedulerClient:
         self._refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
+        self._limits: Limits | None = None
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
         metrics.held_requests.set_function(lambda: self._num_held + self.num_waiting)
         metrics.worker_start.set(patience.start_s)
@@ -83,17 +84,7 @@ class SchedulerClient:
     @property
     def limits(self) -> Limits | None:
         """None while nobody can run anything."""
-        views = [session.view for session in self.usable_sessions]
-        if not views:
-            return None
-        return Limits(
-            max(v.max_model_len for v in views),
-            max(v.max_logprobs for v in views),
-            frozenset(v.scheduling_policy for v in views),
-            frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
-            _common_adapters(views),
-            _common_libraries(views),
-        )
+        return self._limits
 
     @property
     def usable_sessions(self) -> list[Session]:
@@ -212,6 +203,7 @@ class SchedulerClient:
 
     def on_broken(self, session: Session) -> None:
         self._sessions.remove(session)
+        self._limits = self._common_limits()
         self._seen_s = asyncio.get_running_loop().time()
         orphans = session.abandon()
         self._feed(session)
@@ -222,6 +214,7 @@ class SchedulerClient:
         self._notify()
 
     def on_view(self, session: Session) -> None:
+        self._limits = self._common_limits()
         self._share_weights()
         if usable(session.view):
             for group in self._room.clear():
@@ -233,6 +226,20 @@ class SchedulerClient:
             self._starving[session] = loop.call_later(self._wait_s, self._starve, session)
         self._move_starving()
         self._notify()
+
+    def _common_limits(self) -> Limits | None:
+        """Every request asks for them, so they are put together when a session comes, goes or has another view."""
+        views = [session.view for session in self.usable_sessions]
+        if not views:
+            return None
+        return Limits(
+            max(v.max_model_len for v in views),
+            max(v.max_logprobs for v in views),
+            frozenset(v.scheduling_policy for v in views),
+            frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
+            _common_adapters(views),
+            _common_libraries(views),
+        )
 
     def _feed(self, session: Session) -> None:
         """It has workers again, or is gone."""

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Tokenized:
     """A prompt as tokens."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     second_text_from: int = 0  # its first token; 0: there is one text, or the tokenizer does not tell two apart
     num_seen: int = 0  # of its first tokens, by others; 0: all
     pooled_tokens: tuple[int, ...] = ()  # those that have a vector each; empty: all that the pooler names
@@ -126,7 +126,7 @@ class Encoder:
         """What the tokenizer puts before, between and behind two texts, and how many of those between count as the
         second's (None: it does not tell them apart); None where that cannot be seen."""
         inner, pair = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
-        framed = pair.token_ids
+        framed = list(pair.token_ids)
         size = len(inner)
         found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
         if size == 0 or len(found) != 2:

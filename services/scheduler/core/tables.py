@@ -105,12 +105,11 @@ class Tables:
     def book(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
         """The step computes `num_tokens` of `slot`, whose blocks are there."""
         running = self.running
-        total = int(running.num_tokens[slot])
+        total, before = int(running.num_tokens[slot]), int(running.num_computed[slot])
         silent = slot in running.silent
         is_named = silent or bool(running.is_beam[slot]) or slot % running.num_micro_batches != builder.micro_batch
-        implied = int(running.num_computed[slot]) == total - 1 and not is_named
-        computed = int(running.num_computed[slot]) + num_tokens
-        running.num_computed[slot] = computed
+        implied = before == total - 1 and not is_named
+        computed = running.num_computed[slot] = before + num_tokens
         whole = computed == total
         if whole and not silent:
             running.num_tokens[slot] = total + 1

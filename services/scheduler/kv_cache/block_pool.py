@@ -191,8 +191,7 @@ class BlockPool:
         block_hash = self._hash_of[block]
         assert block_hash is not None
         self._hash_of[block] = None
-        self.num_forgotten += 1
-        self._forgotten_at[block] = self.num_forgotten
+        self.num_forgotten = self._forgotten_at[block] = self.num_forgotten + 1
         if self._parts is not None:
             self._parts.forget(block)
         if block_hash == PARTLY:

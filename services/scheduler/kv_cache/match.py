@@ -36,6 +36,8 @@ class PlainMatch:
     """Of one group that keeps everything. Whoever waits at the head of the queue is looked up in every step: update()
     costs what has changed since, and a few vector operations, however long the prefix is."""
 
+    __slots__ = ("_as_of", "_hashes", "_ids", "_pool", "blocks", "num_null")
+
     def __init__(self, pool: BlockPool, hashes: Sequence[bytes]) -> None:
         """`hashes` may grow at its end meanwhile."""
         self._pool = pool

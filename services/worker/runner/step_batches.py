@@ -56,6 +56,7 @@ class StepBatches:
     ) -> None:
         self.caches, self.staging = caches, staging
         self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
+        self._num_slots = len(memory.last_tokens)  # with the scratch slot; asking a tensor takes 2 us
 
     def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self._memory.table_width + new_blocks.columns
@@ -99,7 +100,7 @@ class StepBatches:
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if only_last else None,
-            drafted_states=drafted_states(inputs, len(self._memory.last_tokens), self.staging.upload),
+            drafted_states=drafted_states(inputs, self._num_slots, self.staging.upload),
         )
         if self._marks is not None:
             device = up.positions.device

@@ -472,7 +472,7 @@ def slowly(script: ScriptedScheduler) -> Iterator[None]:
 @asynccontextmanager
 async def scheduler(script: ScriptedScheduler, port: int = 0) -> AsyncIterator[ScriptedScheduler]:
     server = Server("127.0.0.1", port, ())
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(script, server.grpc)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(script, server.methods)
     await server.start()
     script.address = f"127.0.0.1:{server.port}"
     steps = asyncio.create_task(script.run_steps())

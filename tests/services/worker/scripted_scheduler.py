@@ -104,7 +104,7 @@ class ScriptedScheduler(worker_pb2_grpc.WorkerServiceServicer):
     async def start(self) -> None:
         """On the same port as before, if it ran before."""
         self._server = Server("127.0.0.1", self.port, [])
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.grpc)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server.methods)
         await self._server.start()
         self.port = self._server.port
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from shared.columns import i32
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
@@ -31,6 +32,20 @@ async def serving(folder: Path, **view: Any) -> AsyncIterator[tuple[ScriptedSche
 
 async def generate(frontend: Running, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
     return [message async for message in frontend.inference.Generate(request, **call)]
+
+
+async def test_ids_go_on_as_they_came_and_a_wrong_one_is_named(folder: Path) -> None:
+    ids = [7, 3, 3, 12]
+    async with serving(folder) as (script, frontend):
+        await generate(frontend, pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=Sampling(max_tokens=1)))
+        assert (await frontend.http.post("/v1/completions", json={**BODY, "prompt": ids})).status_code == 200
+        assert [i32(s.token_ids).tolist() for s in script.submissions] == [ids, ids]
+        with pytest.raises(grpc.aio.AioRpcError, match="Token id 4294967295 is out of vocabulary"):
+            await generate(frontend, pb.GenerateRequest(token_ids=pb.TokenIds(ids=[7, 2**32 - 1])))
+        for wrong in (-1, 2**40, 2**70):
+            refused = await frontend.http.post("/v1/completions", json={**BODY, "prompt": [7, wrong]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+            assert f"{wrong}" in refused.json()["error"]["message"]
 
 
 async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:

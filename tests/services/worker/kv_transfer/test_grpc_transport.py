@@ -67,7 +67,7 @@ def wanted(address: str, *blocks: int) -> WantedPages:
 @asynccontextmanager
 async def serving(servicer: Any, door: Door | None = None) -> AsyncIterator[str]:
     server = Server("127.0.0.1", 0, (SERVICE_NAME,))
-    kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(servicer, server.grpc)
+    kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(servicer, server.methods)
     await server.start()
     address = f"127.0.0.1:{server.port}"
     if door is not None:
