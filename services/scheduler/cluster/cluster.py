@@ -142,6 +142,13 @@ class Cluster:
         """Whether this attachment of a worker is not over."""
         return self.replicas.get(replica.id) is replica
 
+    def agree_on_weights(self, replica: Replica) -> None:
+        """Just before it attaches. Raises FailedPrecondition for others than those that compute here, or that tokens of
+        sequences which wait come from. Where all are to have others anyway, what they start with does not matter."""
+        if max(replica.weights.update, self.wanted.weights.update) == 0:
+            in_use = bool(self.replicas) or self._live.num_begun > 0
+            self.terms.agree_on_weights(replica.hello, in_use=in_use)
+
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica

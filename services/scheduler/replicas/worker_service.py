@@ -162,6 +162,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
+        self._cluster.agree_on_weights(replica)  # nobody attaches between this and its own turn
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
             epoch=replica.epoch,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.building.build import build_replica, open_grammars
+from services.worker.models.loading import weight_samples
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.hosts import node
@@ -120,15 +121,15 @@ def _nodes(settings: WorkerSettings) -> Nodes:
         address = socket.gethostbyname(settings.master_addr)
     except OSError as error:
         raise InvalidArgument(f"master_addr: {settings.master_addr}: {error.strerror}", field="master_addr") from None
-    welcome = functools.partial(_welcome, settings)
+    welcome = functools.partial(_welcome, settings, _model(settings))
     interface = interface_of(address)
     return Nodes(settings.nnodes, address, settings.master_port, interface, proofs=_proofs(settings), welcome=welcome)
 
 
-def _welcome(settings: WorkerSettings, seat: Seat) -> Welcome:
+def _welcome(settings: WorkerSettings, model: str, seat: Seat) -> Welcome:
     return Welcome(
         VERSION,
-        _model(settings),
+        model,
         seat.host,
         seat.port,
         seat.size,
@@ -147,14 +148,17 @@ def _shared(settings: WorkerSettings) -> dict[str, Any]:
 
 def _model(settings: WorkerSettings) -> str:
     """What both sides must have alike, whatever their folders are called."""
-    return model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True).hex()
+    identity = model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True)
+    return f"{identity.hex()} {weight_samples.digest_of(settings).hex()}"
 
 
 def _build(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
     """How ranks of this host are built: as rank 0's. Raises FailedPrecondition."""
     if welcome.version != VERSION:
         raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")
-    if welcome.model != _model(own):
-        raise FailedPrecondition(f"model: node 0 serves another model than the one in {own.model}", field="model")
     settings = WorkerSettings(**{**own.model_dump(), **welcome.settings})
+    theirs, ours = welcome.model.split(), _model(settings).split()
+    if theirs != ours:
+        what = "other weights of the same model" if theirs[:1] == ours[:1] else "another model"
+        raise FailedPrecondition(f"model: node 0 serves {what} than what is in {own.model}", field="model")
     return functools.partial(build_part, settings)
