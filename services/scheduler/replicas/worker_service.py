@@ -120,8 +120,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(transport(error).grpc_code, error.message)
 
     def _better_place(self, hello: pb.WorkerHello) -> str | None:
-        """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this scheduler
-        leaves is sent on."""
+        """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this
+        scheduler leaves is sent on."""
         if self._cluster.draining:
             return self.spread.heir()
         return None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))

@@ -242,6 +242,27 @@ async def test_a_scheduler_that_dies_leaves_nothing_behind(
     assert all(0 < lease <= 5000 for lease in leases), "all but the two name lists end by themselves"
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["all that a worker holds", "the first of it"])
+async def test_of_a_scheduler_that_is_killed_behind_its_first_command_nothing_stays_for_good(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    async def never(*_: object, **__: object) -> bool:
+        return True
+
+    client = connect(server.url)
+    worker = Worker("w0", 10)
+    index = WorkerIndex(worker.replica, KEYS, "s0")
+    if is_known:
+        await index.publish(client, 5000, renew=True)
+    monkeypatch.setattr(WorkerIndex, "_renew", never)
+    worker.compute(PROMPT)
+    await index.publish(client, 5000, renew=False)
+    (key,) = await client.keys("*blocks*")
+    assert await client.scard(key) == index.num_published == 6
+    assert 0 < await client.pttl(key) <= 5000
+    await client.aclose()
+
+
 @pytest.mark.parametrize("trouble", ["stopped", "hanging", "restarted empty", "restored from an old dump"])
 async def test_the_index_is_whole_again_within_five_seconds(
     server: RedisServer, opened: Open, reader: PrefixReader, trouble: str
