@@ -69,20 +69,16 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
     """Of another host than rank 0's: one life of the replica after the other, until it is to stop. Raises QuireError
     for what does not fit."""
     check_nodes(settings)
+    present = node.PresentLife(stopping)
     while not stopping.is_set():
         number = settings.node_rank
         found = node.dial(settings.master_addr, settings.master_port, _proofs(settings), number, stopping)
         if found is None:
             return
         ranks = node.NodeRanks(*found, number, functools.partial(_build, settings))
-        threading.Thread(target=_end_with, args=(stopping, ranks), daemon=True).start()
         log.info("joined", master=f"{settings.master_addr}:{settings.master_port}", node=number)
-        log.warning("the ranks of this host have ended", reason=ranks.run())
-
-
-def _end_with(stopping: threading.Event, ranks: node.NodeRanks) -> None:
-    stopping.wait()
-    ranks.end(0.0)
+        log.warning("the ranks of this host have ended", reason=present.run(ranks))
+        del ranks
 
 
 def check_nodes(settings: WorkerSettings) -> None:
@@ -121,15 +117,15 @@ def _nodes(settings: WorkerSettings) -> Nodes:
         address = socket.gethostbyname(settings.master_addr)
     except OSError as error:
         raise InvalidArgument(f"master_addr: {settings.master_addr}: {error.strerror}", field="master_addr") from None
-    welcome = functools.partial(_welcome, settings, _model(settings))
+    welcome = functools.partial(_welcome, settings)
     interface = interface_of(address)
     return Nodes(settings.nnodes, address, settings.master_port, interface, proofs=_proofs(settings), welcome=welcome)
 
 
-def _welcome(settings: WorkerSettings, model: str, seat: Seat) -> Welcome:
+def _welcome(settings: WorkerSettings, seat: Seat) -> Welcome:
     return Welcome(
         VERSION,
-        model,
+        _model(settings),
         seat.host,
         seat.port,
         seat.size,
