@@ -59,10 +59,12 @@ class Terms:
         if problem:
             raise FailedPrecondition(problem, field="model")
 
-    def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> None:
-        """Those that workers start with. While nothing of them is `in_use` others may take their place."""
+    def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
+        """Those that workers start with. While none of these is there, nothing is `in_use`, others may take their
+        place: returns whether they have."""
         digest, who = hello.weights_digest, f"worker {hello.worker_id}"
-        if in_use and digest and self._weights and digest != self._weights:
+        others = bool(digest and self._weights) and digest != self._weights
+        if others and in_use:
             raise FailedPrecondition(
                 f"weights: {who} has {digest.hex()[:12]}, {self._weights_of} has {self._weights.hex()[:12]}, under the "
                 "same config.json: exchange them in all workers at once (quire weights), or end those that have the "
@@ -71,6 +73,7 @@ class Terms:
             )
         if digest:
             self._weights, self._weights_of = digest, who
+        return others
 
     def agree_on_layout(self, hello: worker_pb2.WorkerHello) -> None:
         layout = hello.layout

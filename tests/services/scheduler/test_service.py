@@ -473,6 +473,7 @@ async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the
 
 
 async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(start: Start) -> None:
+    """Their sequence ends; one that has none yet goes on with the others."""
     bench = await start()
     first = await bench.worker(id="w0", hello=ONES)
     frontend = await bench.frontend()
@@ -482,14 +483,27 @@ async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(s
     first.call.cancel()
     with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
         await first.task  # type: ignore[attr-defined]
-    with pytest.raises(grpc.aio.AioRpcError, match=OTHER_WEIGHTS):
-        await bench.worker(id="w1", hello=TWOS)
-    last = await bench.worker(id="w0", hello=ONES)
+    await frontend.submit(1, PROMPTS[1], max_tokens=30, eos_token_ids=b"")
+    await bench.worker(id="w0", hello=TWOS)
+    await frontend.ended(0, 1)
+    assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_ERROR
+    assert "no worker has the weights any more" in frontend.finished[0].error.message
+    assert frontend.tokens[1] == oracle(PROMPTS[1], len(PROMPTS[1]) + 30, eos=False)
+
+
+async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0", hello=ONES)
+    frontend = await bench.frontend()
+    first.stand_still_after(4)
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    first.call.cancel()
+    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
+        await first.task  # type: ignore[attr-defined]
+    await bench.worker(id="w0", hello=ONES)
     await frontend.ended(0)
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 30, eos=False)
-    await last.leave()
-    await last.task  # type: ignore[attr-defined]
-    await bench.worker(id="w1", hello=TWOS)
 
 
 async def test_where_all_are_to_have_other_weights_it_does_not_matter_with_which_they_start(start: Start) -> None:
