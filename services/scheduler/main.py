@@ -151,7 +151,8 @@ class Scheduler:
 
     def _entry(self) -> prefix_index.SchedulerEntry:
         num_workers = sum(not replica.leaving for replica in self.cluster.replicas.values())
-        return prefix_index.SchedulerEntry(self._settings.name, self.status.address, self.frontends.epoch, num_workers)
+        own = self._settings.name, self.status.address, self.frontends.epoch
+        return prefix_index.SchedulerEntry(*own, num_workers, self.cluster.draining)
 
 
 async def _report_health(server: Server, status: Status) -> None:

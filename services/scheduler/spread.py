@@ -39,7 +39,8 @@ class Spread:
         if peers is not self._seen:
             self._seen = peers
             self._sent.clear()
-        return min(peers, key=self._load, default=None)
+        staying = (peer for peer in peers if not peer.draining)  # who leaves has no workers any more, and wants none
+        return min(staying, key=self._load, default=None)
 
     def _load(self, peer: SchedulerEntry) -> int:
         return peer.num_workers + self._sent[peer.id]

@@ -25,6 +25,7 @@ from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.reader import AdapterReader
+from services.worker.models.loading import weight_samples
 from services.worker.models.loading.weight_spool import WeightSpool
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.seat import ALONE
@@ -142,17 +143,18 @@ class Worker:
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
+        digest = await asyncio.to_thread(weight_samples.digest_of, self._settings)  # while they are loaded
         await lifecycle.first(engine.started, self._shutdown.wait())
         if not self._shutdown.requested:
-            await self._work(engine, engine.started.result())
+            await self._work(engine, engine.started.result(), digest)
 
-    async def _work(self, engine: Engine, replica: Replica) -> None:
+    async def _work(self, engine: Engine, replica: Replica, weights_digest: bytes) -> None:
         settings = self._settings
         self.status.built(engine, replica.limits, settings)
         self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
         self._exchange_pages(engine, replica)
         lifecycle.keep_for_good()
-        hello = _hello(settings, replica, self._address)
+        hello = _hello(settings, replica, self._address, weights_digest)
         spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.spooled_weights)
         session = Session(settings, engine, hello, self, self._shutdown, spool=spool)
         attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
@@ -224,7 +226,7 @@ async def _watch_ranks(engine: Engine) -> None:
         engine.check_ranks()
 
 
-def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.WorkerHello:
+def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_digest: bytes) -> pb.WorkerHello:
     said = hello.of_limits(settings, settings.name, address, replica.limits)
     said.MergeFrom(
         pb.WorkerHello(
@@ -248,6 +250,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             kv_address=address if replica.pages else "",
             kv_layout=replica.pages.layout if replica.pages else b"",
             kv_block_bytes=replica.pages.block_bytes if replica.pages else 0,
+            weights_digest=weights_digest,
             role=settings.role,
         )
     )

@@ -21,7 +21,7 @@ class RegistryKeys:
         return f"{{{self.namespace}}}:schedulers"
 
     def scheduler(self, scheduler_id: str) -> str:
-        """JSON: address, epoch, number of workers. Expires with its lease."""
+        """JSON: address, epoch, number of workers, whether it drains. Expires with its lease."""
         return f"{{{self.namespace}}}:scheduler:{scheduler_id}"
 
 

@@ -37,6 +37,7 @@ class SchedulerEntry:
     address: str
     epoch: int
     num_workers: int
+    draining: bool = False  # it takes nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ class RegistryReader:
 
     async def schedulers(self) -> list[SchedulerEntry]:
         entries = await _entries(self._redis, self._keys.schedulers, self._keys.scheduler)
-        return [SchedulerEntry(name, e["address"], e["epoch"], e["num_workers"]) for name, e in entries]
+        return [
+            SchedulerEntry(name, e["address"], e["epoch"], e["num_workers"], bool(e.get("draining")))
+            for name, e in entries
+        ]
 
 
 class PrefixReader:

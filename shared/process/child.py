@@ -1,14 +1,18 @@
 """A process of a service's own that answers messages, one after the other: for what could hold up everything else.
 
 stdin: an introduction, then messages; stdout: an empty message when it has begun, then an answer for each. All of them
-with their length in front, 4 bytes, little-endian. It ends with its stdin.
+with their length in front, 4 bytes, little-endian. It ends with its stdin. What it says on stderr until it has begun is
+told if it does not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import IO
 
@@ -17,6 +21,7 @@ from shared.process.priority import step_back
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, and for its imports, on a machine that has much to do
+LAST_WORDS_BYTES = 4096  # the end of what it has said
 
 
 class ChildEnded(Exception):
@@ -70,18 +75,28 @@ class Child:
             self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process = process
-        write(process.stdin, self._introduction)
-        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
-        if not ready or read(process.stdout) is None:
-            self.close()
-            raise Internal(f"the process {self._command[-1]} does not start")
+        with tempfile.TemporaryFile() as words:
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=words)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self._process = process
+            with contextlib.suppress(BrokenPipeError):  # it is dead, and nothing will be read
+                write(process.stdin, self._introduction)
+            ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
+            if not ready or read(process.stdout) is None:
+                how = f"ended with status {process.wait()}" if ready else f"says nothing for {LONGEST_WAIT_S:g} s"
+                self.close()
+                raise Internal(f"the process {self._command[-1]} does not start: it {how}{_last_of(words)}")
         return process
+
+
+def _last_of(words: IO[bytes]) -> str:
+    """The last line in it; of a traceback that is the error."""
+    words.seek(max(0, words.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+    lines = [line.strip() for line in words.read().decode(errors="replace").splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f": {last}" if last else ""
 
 
 def write(stream: IO[bytes], message: bytes) -> None:
@@ -100,6 +115,14 @@ def answer_all(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
     introduction to what answers messages."""
     step_back()
     answer = begin(read(sys.stdin.buffer) or b"")
+    _say_no_more()
     write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:
         write(sys.stdout.buffer, answer(message))
+
+
+def _say_no_more() -> None:
+    """Nobody reads it from now on, and nobody would bound it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)

@@ -1,4 +1,6 @@
-"""How a service lives: one event loop, drain on the first SIGTERM or Ctrl-C, leave at once on the second."""
+"""How a service lives: one event loop, drain on the first SIGTERM or Ctrl-C, leave at once on the second; the first is
+no second one where it drains already for another reason.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
+        self._signalled = False
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
@@ -41,10 +44,14 @@ class Shutdown:
             loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
 
     def _on_signal(self, name: str) -> None:
-        if self._requested.is_set():
+        if self._signalled:
             log.warning("second signal, leaving at once", signal=name)
             flush()
             os._exit(EXIT_FORCED)
+        self._signalled = True
+        if self.requested:  # by an operator, who has it ended now as usual, or by a launcher that is gone
+            log.info("draining already; another signal ends it at once", signal=name)
+            return
         log.info("draining", signal=name)
         self._requested.set()
 

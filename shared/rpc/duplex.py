@@ -1,7 +1,8 @@
 """One end of a long-lived bidirectional stream: ordered sends that never block, heartbeats, and a watch on silence.
 
 Works on either side: gRPC's server context and its client call both have read() and write(). A peer that sends nothing
-for a few heartbeat intervals is given up (silence.py), which notices what TCP does not: a process that hangs.
+for a few heartbeat intervals is given up (silence.py), which notices what TCP does not: a process that hangs. One whose
+message takes longer than that on its way is heard with each part of it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc.aio
 
 from shared.errors import Unavailable
 from shared.process.supervision import is_asked_to_end
+from shared.rpc.parts import InParts, Stream
 from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 
 READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
+TURNS_UNTIL_TOLD = 2 * TURNS_PER_INTERVAL
 
 Incoming = TypeVar("Incoming")
 Outgoing = TypeVar("Outgoing")
-
-
-class Stream(Protocol):
-    """What grpc.aio.ServicerContext and grpc.aio.StreamStreamCall share."""
-
-    async def read(self) -> Any: ...
-
-    async def write(self, message: Any) -> None: ...
 
 
 class Duplex(Generic[Incoming, Outgoing]):
@@ -43,6 +38,9 @@ class Duplex(Generic[Incoming, Outgoing]):
         self._closing = False
         self._wrote = False  # since the last turn of the timer
         self._timer: asyncio.TimerHandle | None = None  # while pump() runs
+        self._turns_of_parts = 0  # in which parts have come, and nothing was said
+        if isinstance(stream, InParts):
+            stream.on_part = self._part_has_come
 
     def send(self, message: Outgoing) -> None:
         self._outbox.append(message)
@@ -99,6 +97,14 @@ class Duplex(Generic[Incoming, Outgoing]):
             self.send(self._heartbeat)
         self._wrote = False
         self._set_timer()
+
+    async def _part_has_come(self) -> None:
+        """The peer lives. One that writes its first message waits for an answer: it has to hear that we live, too, and
+        before pump() nobody else says so."""
+        self._turns_of_parts += self._silence.heard()
+        if self._timer is None and not self._closing and self._turns_of_parts >= TURNS_UNTIL_TOLD:
+            self._turns_of_parts = 0
+            await self._write(self._heartbeat)
 
     async def messages(self) -> AsyncIterator[Incoming]:
         """Until the peer closes its side; raises Unavailable when it falls silent."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from shared.errors import InvalidArgument
 from shared.pb.common.v1.part_pb2 import Part
 from shared.rpc.channel import SERVICE_MESSAGE_BYTES
-from shared.rpc.duplex import Stream
 
-PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
+MOST_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
+# What a link of 13 KB/s carries before its other end, which hears of whole parts only, takes the peer for dead.
+PART_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
+
+
+class Stream(Protocol):
+    """What grpc.aio.ServicerContext and grpc.aio.StreamStreamCall share."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+
+async def _nobody() -> None: ...
 
 
 class InParts:
@@ -18,6 +31,8 @@ class InParts:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self.on_part: Callable[[], Awaitable[None]] = _nobody
+        """Hears of each part but the last."""
 
     async def read(self) -> Any:
         """A whole message; InvalidArgument for parts that are none."""
@@ -41,6 +56,7 @@ class InParts:
                 raise InvalidArgument(f"part: a message of more than {MOST_BYTES} bytes", field="part")
             if message.part.last:
                 return _parsed(kind, bytes(data))
+            await self.on_part()
             message = await self._stream.read()
         raise InvalidArgument("part: another message before the last part", field="part")
 

@@ -43,6 +43,11 @@ class Silence:
             silent_s = SILENCE_FACTOR * self.interval_s
             raise Unavailable(f"the peer has been silent for {silent_s:g} s") from None
 
+    def heard(self) -> int:
+        """A part of the message has come. Returns how many turns that took."""
+        turns, self._num_turns = self._num_turns, 0
+        return turns
+
     def _wait(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.interval_s / TURNS_PER_INTERVAL, self._turn)

@@ -18,9 +18,9 @@ THREADS = {  # each with what sees its end
     "services/worker/engine/device_thread.py": "the engine, by its `died`",
     "services/worker/engine/waiter.py": "the engine, by its `died`",
     "services/worker/ranks/follower.py": "rank 0, which hears no sign of life; the other one ends the process",
-    "services/worker/ranks/hosts/node.py": "rank 0, which hears no answer or no sign of life",
+    "services/worker/ranks/hosts/node.py": "rank 0, which hears no answer or no sign of life; no one of that "
+    "which waits for the order to stop and ends ranks",
     "services/worker/ranks/hosts/nodes.py": "looks at the ranks of that host: no pulse comes; and the host itself",
-    "services/worker/ranks/start.py": "no one: it waits for the order to stop and ends ranks",
     "services/worker/kv/pages_ahead.py": "no one: what it has not touched, the step that writes it does",
     "services/worker/offload/disk_store.py": "whoever waits for a move, which is answered in time without them",
     "services/worker/warmup/ahead.py": "no one: it fills a cache that the first step fills otherwise",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import deque
 from typing import Any
@@ -14,7 +15,11 @@ from shared.pb.common.v1.part_pb2 import Part
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc import parts
 from shared.rpc.channel import SERVICE_MESSAGE_BYTES
+from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
+from shared.rpc.silence import SILENCE_FACTOR, TURNS_PER_INTERVAL, Silence
+
+TURNS = SILENCE_FACTOR * TURNS_PER_INTERVAL - 4  # that are made while one part is on its way
 
 
 class Pipe:
@@ -62,3 +67,32 @@ async def test_parts_that_are_no_message_are_refused(
         await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))
     with pytest.raises(InvalidArgument, match=text):
         await InParts(pipe).read()
+
+
+async def test_who_sends_a_message_over_a_slow_link_is_not_silent_and_hears_that_its_peer_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every part takes most of the time in which a peer may be silent, and the whole several times as long."""
+    turn, made = Silence._turn, asyncio.Semaphore(0)
+    sent, told = Pipe(), Pipe()
+
+    def make(silence: Silence) -> None:
+        turn(silence)
+        made.release()
+
+    class Slow:
+        write = told.write
+
+        async def read(self) -> Any:
+            for _ in range(TURNS):
+                await made.acquire()
+            return await sent.read()
+
+    monkeypatch.setattr(Silence, "_turn", make)
+    message, heartbeat = prompt(4 * parts.PART_BYTES), pb.SessionRequest(heartbeat=pb.Heartbeat())
+    await InParts(sent).write(message)
+    num_parts = len(sent.messages)
+    duplex: Duplex[Any, Any] = Duplex(InParts(Slow()), heartbeat, interval_s=0.04)
+    assert await duplex.receive() == message
+    assert [*told.messages] == (num_parts - 1) * [heartbeat]
+    assert num_parts == 5

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from services.frontend.offline.batch import DAY_S, Batch
 from services.frontend.offline.files import write_json
+from services.frontend.offline.scratches import Scratches
 from shared import batch_lines
 from shared.errors import NotFound, ResourceExhausted
 
@@ -33,6 +34,7 @@ class BatchStore:
         self._folder = folder
         self._ended: set[str] = set()  # of which nothing changes any more
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._scratches = Scratches(folder)
 
     def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
@@ -58,7 +60,7 @@ class BatchStore:
         return batch
 
     def save(self, batch: Batch) -> None:
-        write_json(self._path(batch.id, "json"), batch.written())
+        write_json(self._path(batch.id, "json"), batch.written(), self._scratches.new())
 
     def get(self, batch_id: str, tenant: str) -> Batch:
         found = self.find(batch_id)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from services.frontend.offline.scratches import Scratches
 from shared.errors import InvalidArgument, NotFound, ResourceExhausted
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -47,10 +48,11 @@ class FileStore:
         self.max_file_bytes = max_file_bytes
         self._arriving = 0  # bytes
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._scratches = Scratches(folder)
 
     def scratch(self) -> Path:
         """Where bytes are gathered that keep() takes."""
-        return self._folder / f"{uuid.uuid4().hex}.part"
+        return self._scratches.new()
 
     @contextmanager
     def arriving(self, num_bytes: int) -> Iterator[None]:
@@ -77,7 +79,7 @@ class FileStore:
             file_id, tenant, filename[:255] or "file", purpose, scratch.stat().st_size, int(time.time())
         )
         os.replace(scratch, self._bytes(file_id))
-        write_json(self._facts(file_id), asdict(stored))
+        write_json(self._facts(file_id), asdict(stored), self.scratch())
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
@@ -141,8 +143,7 @@ def _size(entry: os.DirEntry[str]) -> int | None:
         return None
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Whole or not at all."""
-    scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+def write_json(path: Path, document: Any, scratch: Path) -> None:
+    """Whole or not at all. `scratch`: on the same disk."""
     scratch.write_text(json.dumps(document))
     os.replace(scratch, path)

@@ -30,6 +30,7 @@ from shared.tracing import NoTraces
 
 log = logger("cluster")
 
+OTHER_WEIGHTS = Failure("INTERNAL", "no worker has the weights any more that have computed its tokens so far")
 Send = Callable[[pb.SessionResponse], None]
 
 
@@ -141,6 +142,18 @@ class Cluster:
     def has(self, replica: Replica) -> bool:
         """Whether this attachment of a worker is not over."""
         return self.replicas.get(replica.id) is replica
+
+    def agree_on_weights(self, replica: Replica) -> None:
+        """Just before it attaches. Raises FailedPrecondition for others than those that compute here; where nobody
+        computes, sequences that have tokens of the former weights end. Where all are to have others anyway, what they
+        start with does not matter."""
+        if max(replica.weights.update, self.wanted.weights.update) > 0:
+            return
+        if self.terms.agree_on_weights(replica.hello, in_use=bool(self.replicas)):
+            log.warning("other weights than before", worker=replica.id, ended=self._live.num_begun)
+            for owner in self._live.owners:
+                begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_begun]
+                self._fail(owner, begun, OTHER_WEIGHTS)
 
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"

@@ -44,6 +44,7 @@ class Terms:
         self.adapters: dict[str, bytes] | None = None  # digests by name, ascending; where workers load no others
         self.loads_adapters: bool | None = None
         self._set_by = ""
+        self._weights, self._weights_of = b"", ""
 
     @property
     def model_name(self) -> str:
@@ -57,6 +58,22 @@ class Terms:
         problem = model_identity.mismatch(self.model, model, first, who)
         if problem:
             raise FailedPrecondition(problem, field="model")
+
+    def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
+        """Those that workers start with. While none of these is there, nothing is `in_use`, others may take their
+        place: returns whether they have."""
+        digest, who = hello.weights_digest, f"worker {hello.worker_id}"
+        others = bool(digest and self._weights) and digest != self._weights
+        if others and in_use:
+            raise FailedPrecondition(
+                f"weights: {who} has {digest.hex()[:12]}, {self._weights_of} has {self._weights.hex()[:12]}, under the "
+                "same config.json: exchange them in all workers at once (quire weights), or end those that have the "
+                "others first",
+                field="weights",
+            )
+        if digest:
+            self._weights, self._weights_of = digest, who
+        return others
 
     def agree_on_layout(self, hello: worker_pb2.WorkerHello) -> None:
         layout = hello.layout
@@ -158,7 +175,7 @@ MOST_LIBRARIES = 16  # of grammars
 MOST_ADAPTERS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
 LONGEST_PATH = 4096
-LAYOUT_BYTES = 32
+LAYOUT_BYTES = DIGEST_BYTES = 32
 MOST_BLOCK_BYTES = 2**32
 
 
@@ -186,6 +203,9 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         if value > most:
             raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
     check_model(hello.model, who)
+    if len(hello.weights_digest) not in (0, DIGEST_BYTES):
+        text = f"weights_digest: {who} sent {len(hello.weights_digest)} bytes; {DIGEST_BYTES} are a digest"
+        raise FailedPrecondition(text, field="weights_digest")
     for name in ("address", "version", "device", "kv_address"):
         check_name(name, attrgetter(name)(hello), needed=False)
     if len(hello.logits_processors) > MOST_PROCESSORS:

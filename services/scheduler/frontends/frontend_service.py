@@ -19,8 +19,8 @@ from shared.kv.block_hash import TOKEN_BYTES
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.process import lifecycle
-from shared.rpc.duplex import Duplex, Stream
-from shared.rpc.parts import InParts
+from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts, Stream
 from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
 from shared.version import VERSION

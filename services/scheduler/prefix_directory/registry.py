@@ -10,7 +10,7 @@ from shared.prefix_index import RegistryKeys, RegistryReader, SchedulerEntry
 
 
 class Registry:
-    """A lease that says: this scheduler lives, here, with so many workers."""
+    """A lease that says: this scheduler lives, here, with so many workers, and whether it is about to leave."""
 
     def __init__(self, redis: Any, keys: RegistryKeys, entry: Callable[[], SchedulerEntry]) -> None:
         self._redis = redis
@@ -22,7 +22,8 @@ class Registry:
     async def renew(self, lease_ms: int) -> None:
         """Writes the entry and reads the others'."""
         mine = self._entry()
-        value = json.dumps({"address": mine.address, "epoch": mine.epoch, "num_workers": mine.num_workers})
+        told = {"address": mine.address, "epoch": mine.epoch, "num_workers": mine.num_workers}
+        value = json.dumps(told | ({"draining": True} if mine.draining else {}))
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._keys.scheduler(mine.id), value, px=lease_ms)
         pipeline.sadd(self._keys.schedulers, mine.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
 from typing import Any
 
 from services.scheduler.replicas.replica import Replica
@@ -13,6 +12,21 @@ from shared.prefix_index import BlockKeys
 from shared.prefix_index.keys import member
 
 MEMBERS_PER_COMMAND = 1_000  # about a millisecond of Redis, and of the event loop
+
+# What comes and what goes at once, and a lease for a key that has none: one who is killed behind it leaves nothing for
+# good.
+CHANGE = """
+local last = 2 + tonumber(ARGV[2])
+if last > 2 then
+    redis.call('SADD', KEYS[1], unpack(ARGV, 3, last))
+end
+if #ARGV > last then
+    redis.call('SREM', KEYS[1], unpack(ARGV, last + 1))
+end
+if redis.call('PTTL', KEYS[1]) == -1 then
+    redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
+"""
 
 
 class WorkerIndex:
@@ -37,9 +51,9 @@ class WorkerIndex:
         """Whether everything had to be published again."""
         again = not self._whole
         if again:
-            await self._publish_all(redis)
+            await self._publish_all(redis, lease_ms)
         else:
-            await self._publish_changes(redis)
+            await self._publish_changes(redis, lease_ms)
         if (again or renew) and not await self._renew(redis, lease_ms):
             self.forget_published()
         return again
@@ -50,26 +64,29 @@ class WorkerIndex:
         if await redis.get(self._keys.worker(self.replica.id)) == self._entry.encode():
             await redis.unlink(self._keys.worker(self.replica.id))
 
-    async def _publish_all(self, redis: Any) -> None:
+    async def _publish_all(self, redis: Any, lease_ms: int) -> None:
         self.replica.changes.take()
         hashes = list(self.replica.core.kv.pool.cached_hashes)
         await redis.unlink(self._blocks)
-        for start in range(0, len(hashes), MEMBERS_PER_COMMAND):
-            await redis.sadd(self._blocks, *map(member, hashes[start : start + MEMBERS_PER_COMMAND]))
+        await self._change(redis, lease_ms, [*map(member, hashes)], [])
         self.num_published = len(hashes)
         self._whole, self.changed_at = True, None
 
-    async def _publish_changes(self, redis: Any) -> None:
+    async def _publish_changes(self, redis: Any, lease_ms: int) -> None:
         if not len(self.replica.changes):
             return
         self.changed_at = time.monotonic()
         stored, removed = self.replica.changes.take()
-        pipeline = redis.pipeline(transaction=False)
-        _in_parts(pipeline.sadd, self._blocks, stored)
-        _in_parts(pipeline.srem, self._blocks, removed)
-        await pipeline.execute()
+        await self._change(redis, lease_ms, list(stored), list(removed))
         self.num_published += len(stored) - len(removed)
         self.changed_at = None
+
+    async def _change(self, redis: Any, lease_ms: int, stored: list[bytes], removed: list[bytes]) -> None:
+        change = redis.register_script(CHANGE)
+        for start in range(0, max(len(stored), len(removed)), MEMBERS_PER_COMMAND):
+            part = slice(start, start + MEMBERS_PER_COMMAND)
+            coming, going = stored[part], removed[part]
+            await change(keys=[self._blocks], args=[lease_ms, len(coming), *coming, *going])
 
     async def _renew(self, redis: Any, lease_ms: int) -> bool:
         """Renews the lease; False if Redis does not hold what was published, because it lost or regained something."""
@@ -89,9 +106,3 @@ def _groups(replica: Replica) -> dict[str, Any]:
         return {}
     windows = [reach(spec) or 0 for spec in groups.specs]
     return {"windows": windows, "block_size": groups.block_size}
-
-
-def _in_parts(command: Any, key: str, members: Collection[bytes]) -> None:
-    everything = list(members)
-    for start in range(0, len(everything), MEMBERS_PER_COMMAND):
-        command(key, *everything[start : start + MEMBERS_PER_COMMAND])

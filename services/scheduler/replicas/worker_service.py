@@ -90,7 +90,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             caller = await self._door.admit(context, pb.AttachResponse, SERVICE_NAME)
             hello = await self._hello(session)
             self._door.check_name(caller, f"worker {hello.worker_id}")
-            elsewhere = None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
+            elsewhere = self._better_place(hello)
             if elsewhere is not None:
                 await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
                 return
@@ -118,6 +118,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 await context.write(pb.FetchWeightsResponse(piece=piece))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
+
+    def _better_place(self, hello: pb.WorkerHello) -> str | None:
+        """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this
+        scheduler leaves is sent on."""
+        if self._cluster.draining:
+            return self.spread.heir()
+        return None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
 
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
@@ -162,6 +169,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
+        self._cluster.agree_on_weights(replica)  # nobody attaches between this and its own turn
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
             epoch=replica.epoch,

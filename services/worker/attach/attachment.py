@@ -17,8 +17,8 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.process import lifecycle
 from shared.process.lifecycle import Shutdown
 from shared.process.supervision import Tasks
-from shared.rpc.duplex import Duplex, Stream
-from shared.rpc.parts import InParts
+from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts, Stream
 
 log = logger("worker.attachment")
 
@@ -146,8 +146,10 @@ class Attachment:
         await self._broken
 
     async def _work(self, welcomed: Welcomed) -> None:
-        message = await self._session.receive()
-        kind = message.WhichOneof("message")
+        kind = "heartbeat"  # as long as the hello is on its way
+        while kind == "heartbeat":
+            message = await self._session.receive()
+            kind = message.WhichOneof("message")
         if kind == "redirect":
             raise Redirected(message.redirect.address)
         if kind != "welcome":

@@ -133,7 +133,7 @@ def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache]) 
         elif weights.id.update:
             load_checkpoint(model, folders.find(weights.id.path))
         else:
-            loaded.loader.load(model, Path(settings.model), model.is_elsewhere)
+            loaded.load_again(model, Path(settings.model))
 
     places = sleep_memory.places(memory, weights)
     return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))

@@ -12,12 +12,14 @@ from services.worker.kv.kv_memory import BlockShape, block_shape
 from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.models.causal_lm import CausalLM
+from services.worker.models.loading import weight_samples
 from services.worker.models.loading.loader import Loader
 from services.worker.models.loading.weights import Weights
 from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from services.worker.ranks.seat import Seat
 from services.worker.runner.step_cost import WeightCounts
 from services.worker.sleep.open_places import SleepMemory
+from shared.errors import FailedPrecondition
 from shared.logs import logger
 from shared.settings import WorkerSettings
 
@@ -35,6 +37,15 @@ class Loaded:
     weights: Weights
     """What may be exchanged while the worker runs."""
     sleep_memory: SleepMemory
+    samples: bytes
+    """Of the folder's files, when they were loaded."""
+
+    def load_again(self, model: CausalLM, folder: Path) -> None:
+        """Raises FailedPrecondition where others lie there now."""
+        if self.loader.reads_files and weight_samples.of_folder(folder) != self.samples:
+            text = f"model: the weights in {folder} are not those that were loaded from there; start this worker anew"
+            raise FailedPrecondition(text, field="model")
+        self.loader.load(model, folder, model.is_elsewhere)
 
 
 def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat) -> Loaded:
@@ -50,9 +61,10 @@ def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat)
     shape = block_shape(site.spec, kept.layers_per_page, site.kv_dtype)
     counts = _count(model, place, seat)
     weights = Weights(model, new, place)
+    samples = weight_samples.of_folder(Path(settings.model)) if loader.reads_files else b""
     _load(model, settings, loader, place)
     sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
-    return Loaded(model, loader, kept, shape, counts, weights, sleep_memory)
+    return Loaded(model, loader, kept, shape, counts, weights, sleep_memory, samples)
 
 
 def _count(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:

@@ -22,7 +22,7 @@ from shared.metrics.worker import WorkerMetrics
 from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.process.supervision import Tasks
-from shared.rpc.parts import PART_BYTES
+from shared.rpc.parts import MOST_PART_BYTES
 from shared.rpc.trust import Door
 
 log = logger("worker.kv_transfer")
@@ -129,8 +129,8 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         """Checksums come with the part in which their page ends."""
         data, page_bytes = pages.numpy().reshape(-1), pages.size(1)
         num_told = 0
-        for start in range(0, len(data), PART_BYTES):
-            end = min(start + PART_BYTES, len(data))
+        for start in range(0, len(data), MOST_PART_BYTES):
+            end = min(start + MOST_PART_BYTES, len(data))
             ended = end // page_bytes
             part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
             num_told = ended

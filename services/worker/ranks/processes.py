@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -95,23 +96,30 @@ class RankProcesses:
     def __init__(self, seats: Sequence[Seat], build: Callable[[Seat], RankReplica]) -> None:
         """`build` makes the part of a rank, in its process: it must be picklable."""
         self.ranks: list[RankProcess] = []
+        self._ring: Ring | None = None
         if not seats:
             return
-        self._ring = Ring(len(seats))
+        self._ring = ring = Ring(len(seats))
         context = multiprocessing.get_context("spawn")
         for place, seat in enumerate(seats):
             ours, theirs = context.Pipe()
-            arguments = (Lines(self._ring.reader(place), theirs), seat, build)
+            arguments = (Lines(ring.reader(place), theirs), seat, build)
             process = context.Process(target=follower.run, args=arguments, name=f"rank {seat.rank}", daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the link
-            self.ranks.append(RankProcess(seat.rank, process, ours, self._pulse_of(place)))
+            self.ranks.append(RankProcess(seat.rank, process, ours, functools.partial(ring.pulse, place)))
 
     def write(self, command: bytes, patience_s: float) -> None:
         """To all of them; one thread at a time. Raises RankFailure if one has read nothing for so long."""
-        behind = self._ring.write(command, patience_s) if self.ranks else None
+        behind = self._ring.write(command, patience_s) if self._ring is not None else None
         if behind is not None:
             raise RankFailure(f"rank {self.ranks[behind].number} has read nothing for {patience_s:.0f} s")
 
-    def _pulse_of(self, place: int) -> Callable[[], int]:
-        return lambda: self._ring.pulse(place)
+    def close(self) -> None:
+        """Of ranks that have ended, where nobody asks for them any more."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        for rank in self.ranks:
+            rank.replies.close()
+        self.ranks = []

@@ -35,13 +35,18 @@ class _Memory:
         self.capacity = capacity
         self._lines = (1 + num_readers) * WORDS * 8
         self._map = mmap.mmap(descriptor, self._lines + capacity)
-        whole = memoryview(self._map)
-        self.words = whole[: self._lines].cast("Q")  # each is written by one process, as a whole
-        self.bytes = whole[self._lines :]
+        with memoryview(self._map) as whole, whole[: self._lines] as lines:
+            self.words = lines.cast("Q")  # each is written by one process, as a whole
+            self.bytes = whole[self._lines :]
 
     @staticmethod
     def size(num_readers: int, capacity: int) -> int:
         return (1 + num_readers) * WORDS * 8 + capacity
+
+    def close(self) -> None:
+        self.words.release()
+        self.bytes.release()
+        self._map.close()
 
     def copy_in(self, count: int, data: memoryview) -> None:
         at = count % self.capacity
@@ -101,6 +106,7 @@ class Ring:
         for descriptor in (self._descriptor, *self._bells):
             os.close(descriptor)
         self._bells = []
+        self._memory.close()
 
     def _wake(self) -> None:
         for number, bell in enumerate(self._bells):

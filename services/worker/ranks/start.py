@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.building.build import build_replica, open_grammars
+from services.worker.models.loading import weight_samples
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.hosts import node
@@ -68,20 +69,16 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
     """Of another host than rank 0's: one life of the replica after the other, until it is to stop. Raises QuireError
     for what does not fit."""
     check_nodes(settings)
+    present = node.PresentLife(stopping)
     while not stopping.is_set():
         number = settings.node_rank
         found = node.dial(settings.master_addr, settings.master_port, _proofs(settings), number, stopping)
         if found is None:
             return
         ranks = node.NodeRanks(*found, number, functools.partial(_build, settings))
-        threading.Thread(target=_end_with, args=(stopping, ranks), daemon=True).start()
         log.info("joined", master=f"{settings.master_addr}:{settings.master_port}", node=number)
-        log.warning("the ranks of this host have ended", reason=ranks.run())
-
-
-def _end_with(stopping: threading.Event, ranks: node.NodeRanks) -> None:
-    stopping.wait()
-    ranks.end(0.0)
+        log.warning("the ranks of this host have ended", reason=present.run(ranks))
+        del ranks
 
 
 def check_nodes(settings: WorkerSettings) -> None:
@@ -146,14 +143,17 @@ def _shared(settings: WorkerSettings) -> dict[str, Any]:
 
 def _model(settings: WorkerSettings) -> str:
     """What both sides must have alike, whatever their folders are called."""
-    return model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True).hex()
+    identity = model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True)
+    return f"{identity.hex()} {weight_samples.digest_of(settings).hex()}"
 
 
 def _build(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
     """How ranks of this host are built: as rank 0's. Raises FailedPrecondition."""
     if welcome.version != VERSION:
         raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")
-    if welcome.model != _model(own):
-        raise FailedPrecondition(f"model: node 0 serves another model than the one in {own.model}", field="model")
     settings = WorkerSettings(**{**own.model_dump(), **welcome.settings})
+    theirs, ours = welcome.model.split(), _model(settings).split()
+    if theirs != ours:
+        what = "other weights of the same model" if theirs[:1] == ours[:1] else "another model"
+        raise FailedPrecondition(f"model: node 0 serves {what} than what is in {own.model}", field="model")
     return functools.partial(build_part, settings)

@@ -11,7 +11,7 @@ import grpc.aio
 from shared.errors import Unauthenticated, Unavailable
 from shared.pb.common.v1 import handshake_pb2 as pb
 from shared.rpc import channel
-from shared.rpc.duplex import Stream
+from shared.rpc.parts import Stream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from shared.security.secret_file import SecretFile
 from shared.settings.base import Settings

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
 from shared.logs import logger
 from shared.pb.common.v1 import handshake_pb2 as pb
-from shared.rpc.duplex import Stream
+from shared.rpc.parts import Stream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from shared.security.secret_file import SecretFile
 

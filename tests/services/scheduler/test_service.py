@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import grpc.aio
 import pytest
@@ -18,6 +19,7 @@ from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from services.scheduler.replicas.replica import Replica
 from shared import columns
+from shared.errors import Unavailable
 from shared.kv import block_hash
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
@@ -427,6 +429,7 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         ),
         (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
         (worker_pb2.WorkerHello(adapters=["a"]), "adapters: the cluster has none, worker w1 has a"),
+        (worker_pb2.WorkerHello(weights_digest=b"short"), "weights_digest: worker w1 sent 5 bytes; 32 are a digest"),
         (
             worker_pb2.WorkerHello(adapters=["a"], adapter_digests=b"short"),
             "adapter_digests: worker w1 sent 5 bytes of digests for 1 adapters",
@@ -451,6 +454,63 @@ async def test_a_worker_that_comes_back_with_another_configuration_is_told_what_
     other = worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(fingerprint="11"))
     with pytest.raises(grpc.aio.AioRpcError, match="worker w0, when it came first, has '00', worker w0 has '11'"):
         await bench.worker(id="w0", hello=other)
+
+
+ONES, TWOS = (worker_pb2.WorkerHello(weights_digest=bytes([digit]) * 32) for digit in (0x11, 0x22))
+OTHER_WEIGHTS = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
+
+
+async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the_first(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0", hello=ONES)
+    with pytest.raises(grpc.aio.AioRpcError, match=OTHER_WEIGHTS) as refused:
+        await bench.worker(id="w1", hello=TWOS)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    for worker in (await bench.worker(id="w2", hello=ONES), first):
+        await worker.leave()
+        await worker.task  # type: ignore[attr-defined]
+    await bench.worker(id="w1", hello=TWOS)
+
+
+async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(start: Start) -> None:
+    """Their sequence ends; one that has none yet goes on with the others."""
+    bench = await start()
+    first = await bench.worker(id="w0", hello=ONES)
+    frontend = await bench.frontend()
+    first.stand_still_after(4)
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    first.call.cancel()
+    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
+        await first.task  # type: ignore[attr-defined]
+    await frontend.submit(1, PROMPTS[1], max_tokens=30, eos_token_ids=b"")
+    await bench.worker(id="w0", hello=TWOS)
+    await frontend.ended(0, 1)
+    assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_ERROR
+    assert "no worker has the weights any more" in frontend.finished[0].error.message
+    assert frontend.tokens[1] == oracle(PROMPTS[1], len(PROMPTS[1]) + 30, eos=False)
+
+
+async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0", hello=ONES)
+    frontend = await bench.frontend()
+    first.stand_still_after(4)
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    first.call.cancel()
+    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
+        await first.task  # type: ignore[attr-defined]
+    await bench.worker(id="w0", hello=ONES)
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 30, eos=False)
+
+
+async def test_where_all_are_to_have_other_weights_it_does_not_matter_with_which_they_start(start: Start) -> None:
+    bench = await start()
+    updated = model_pb2.WeightsIdentity(update=7, version="7", path="new")
+    await bench.worker(id="w0", hello=ONES, has_weights=updated)
+    await bench.worker(id="w1", hello=TWOS)
 
 
 async def test_an_adapter_of_another_content_is_another_adapter(start: Start) -> None:

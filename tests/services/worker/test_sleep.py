@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,21 @@ def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: 
     obey(rig, wake("weights"), stage(second, 8), swap(8), wake("kv_cache"))
     assert rig.replica.weight_version == "step-8"
     assert torch.equal(rows(rig), rows(Rig(second)))
+
+
+def test_a_worker_does_not_wake_with_other_weights_than_it_had(checkpoint: Make, tmp_path: Path) -> None:
+    """While it slept its folder became another checkpoint's; it wakes once what it had is there again."""
+    whole, folder = checkpoint("llama").folder, tmp_path / "model"
+    shutil.copytree(whole, folder)
+    rig = Rig(folder, attention_backend="auto")
+    before = rows(rig)
+    obey(rig, sleep(2))
+    shutil.copytree(shaken(whole, tmp_path / "other"), folder, dirs_exist_ok=True)
+    with pytest.raises(FailedPrecondition, match="are not those that were loaded from there"):
+        obey(rig, wake())
+    shutil.copytree(whole, folder, dirs_exist_ok=True)
+    obey(rig, wake())
+    assert torch.equal(rows(rig), before)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-"""Of several tasks the first that ends ends all, whatever the others think of it."""
+"""Of several tasks the first that ends ends all, whatever the others think of it; of several signals the second."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +60,42 @@ async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> N
 
     with pytest.raises(Internal, match="silent"):
         await lifecycle.first(writes(), reads())
+
+
+SERVICE = """
+import asyncio, sys
+from shared import logs
+from shared.process import lifecycle
+
+async def service(shutdown):
+    logs.configure("s", "info", "text")
+    if sys.argv[1] == "drains":
+        shutdown.request()
+    print("up", file=sys.stderr, flush=True)
+    await shutdown.wait()
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)  # what is under way
+
+sys.exit(lifecycle.run(service))
+"""
+
+
+@pytest.mark.parametrize(
+    ("begins", "num_signals", "status"),
+    [("drains", 1, 0), ("serves", 1, 0), ("drains", 2, lifecycle.EXIT_FORCED), ("serves", 2, lifecycle.EXIT_FORCED)],
+)
+def test_a_service_that_drains_already_finishes_its_work_when_it_is_told_to_end(
+    begins: str, num_signals: int, status: int
+) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", SERVICE, begins]
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "up\n"
+        for _ in range(num_signals):
+            process.send_signal(signal.SIGTERM)
+            assert "signal=SIGTERM" in process.stderr.readline()
+        if status == 0:
+            process.stdin.write("done\n")
+            process.stdin.flush()
+        assert process.wait() == status

@@ -57,6 +57,11 @@ class Loader:
     load_format: str
     seed: int
 
+    @property
+    def reads_files(self) -> bool:
+        """Else weights are made up."""
+        return self.load_format != "dummy"
+
     def names(self, folder: Path) -> frozenset[str]:
         """Of the tensors that the folder holds; none where weights are made up."""
         return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in _tensors(folder))
@@ -208,7 +213,7 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
-    for path in _files(folder):
+    for path in files(folder):
         try:
             if path.suffix in (".bin", ".pt"):
                 yield from _pickled(path)
@@ -238,15 +243,15 @@ def _pickled(path: Path) -> Iterator[tuple[str, Source]]:
         yield name, _source(tensor)
 
 
-def _files(folder: Path) -> list[Path]:
+def files(folder: Path) -> list[Path]:
     """Every file once, in order: those the index names, else all there are of the better format."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
     for pattern in FILES:
-        files = sorted(folder.glob(pattern))
-        if files:
-            return files
+        found = sorted(folder.glob(pattern))
+        if found:
+            return found
     raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
 
 

@@ -77,8 +77,9 @@ class NodeRanks:
 
     def run(self) -> str:
         """Until rank 0 stops, is gone, or a rank of this host is: why."""
-        for work in (self._relay_answers, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        others = [threading.Thread(target=work, daemon=True) for work in (self._relay_answers, self._watch)]
+        for other in others:
+            other.start()
         patience_s, reason = END_PATIENCE_S, "rank 0 has stopped"
         try:
             self._channel.patience(None)
@@ -87,6 +88,10 @@ class NodeRanks:
             patience_s, reason = 0.0, str(error)
         finally:
             self.end(patience_s)
+            for other in others:
+                other.join(END_PATIENCE_S)
+            if not any(other.is_alive() for other in others):  # else they may still use it
+                self.processes.close()
         return reason
 
     def end(self, timeout_s: float) -> None:
@@ -138,3 +143,32 @@ class NodeRanks:
                     self._channel.send(wire.FAILURE + str(failure).encode())
                 self._channel.close()
                 return
+
+
+class PresentLife:
+    """The one that runs now, of all those that a host sees: it ends when the host is to stop."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._ranks: NodeRanks | None = None
+        self._changing = threading.Lock()
+        threading.Thread(target=self._end, name="end of the node", daemon=True).start()
+
+    def run(self, ranks: NodeRanks) -> str:
+        """As NodeRanks.run(). Nothing is kept of it afterwards."""
+        with self._changing:
+            self._ranks = ranks
+        if self._stopping.is_set():
+            ranks.end(0.0)  # whoever ends it may have looked before
+        try:
+            return ranks.run()
+        finally:
+            with self._changing:
+                self._ranks = None
+
+    def _end(self) -> None:
+        self._stopping.wait()
+        with self._changing:
+            ranks = self._ranks
+        if ranks is not None:
+            ranks.end(0.0)

@@ -23,7 +23,7 @@ class Welcome:
     """What a host has to know."""
 
     version: str
-    model: str  # hex of what both must serve
+    model: str  # hex of what both must serve, and of the weights
     host: str  # where ranks meet
     port: int
     size: int

@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from services.frontend.grpc_edge import errors
+from shared.errors import QuireError
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
@@ -101,6 +103,29 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
         assert 0 < script.submissions[0].timeout_ms < 3100  # on the wire gRPC rounds up, in steps of up to 1 %
         metrics = await frontend.metrics()
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
+
+
+async def test_calls_whose_deadline_passes_are_ended_by_grpc_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A status that meets such an end leaves something in gRPC."""
+    told: list[QuireError] = []
+    status_of = errors.status_of
+    monkeypatch.setattr(errors, "status_of", lambda error: told.append(error) or status_of(error))
+    async with serving(folder) as (script, frontend):
+        script.pause()
+
+        async def late() -> grpc.StatusCode:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async for _ in frontend.inference.Generate(LONG, timeout=0.5):
+                    pass
+            return ended.value.code()
+
+        codes = await asyncio.gather(*(late() for _ in range(8)))
+        assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        await script.until(lambda: not script.num_running)
+        await frontend.until_idle()
+    assert told == []
 
 
 async def test_a_deadline_that_passes_while_no_worker_is_there(folder: Path) -> None:

@@ -73,8 +73,8 @@ class Directory:
     def __init__(self, url: str, scheduler: str = "s0") -> None:
         self.metrics = DirectoryMetrics(CollectorRegistry())
         client = connect(url)
-        entry = SchedulerEntry(scheduler, f"{scheduler}:1", 1, 0)
-        registry = Registry(client, RegistryKeys("quire"), lambda: entry)
+        self.entry = SchedulerEntry(scheduler, f"{scheduler}:1", 1, 0)
+        registry = Registry(client, RegistryKeys("quire"), lambda: self.entry)
         self.directory = PrefixDirectory(client, registry, scheduler, self.metrics)
         self.task = asyncio.ensure_future(self.directory.run())
 
@@ -242,6 +242,27 @@ async def test_a_scheduler_that_dies_leaves_nothing_behind(
     assert all(0 < lease <= 5000 for lease in leases), "all but the two name lists end by themselves"
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["all that a worker holds", "the first of it"])
+async def test_of_a_scheduler_that_is_killed_behind_its_first_command_nothing_stays_for_good(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    async def never(*_: object, **__: object) -> bool:
+        return True
+
+    client = connect(server.url)
+    worker = Worker("w0", 10)
+    index = WorkerIndex(worker.replica, KEYS, "s0")
+    if is_known:
+        await index.publish(client, 5000, renew=True)
+    monkeypatch.setattr(WorkerIndex, "_renew", never)
+    worker.compute(PROMPT)
+    await index.publish(client, 5000, renew=False)
+    (key,) = await client.keys("*blocks*")
+    assert await client.scard(key) == index.num_published == 6
+    assert 0 < await client.pttl(key) <= 5000
+    await client.aclose()
+
+
 @pytest.mark.parametrize("trouble", ["stopped", "hanging", "restarted empty", "restored from an old dump"])
 async def test_the_index_is_whole_again_within_five_seconds(
     server: RedisServer, opened: Open, reader: PrefixReader, trouble: str
@@ -292,6 +313,13 @@ async def test_schedulers_find_each_other(opened: Open) -> None:
     await until(lambda: [p.id for p in first.peers] == ["s1"] and [p.id for p in second.peers] == ["s0"])
 
 
+async def test_schedulers_hear_that_another_one_leaves(opened: Open) -> None:
+    first, second = opened("s0"), opened("s1")
+    await until(lambda: [p.draining for p in first.directory.peers] == [False])
+    second.entry = replace(second.entry, draining=True)
+    await until(lambda: first.directory.peers == [second.entry])
+
+
 def test_workers_are_spread_evenly() -> None:
     peers = [SchedulerEntry("s1", "s1:1", 1, 0), SchedulerEntry("s2", "s2:1", 1, 3)]
     spread = Spread(lambda: peers)
@@ -301,6 +329,16 @@ def test_workers_are_spread_evenly() -> None:
     assert spread.better_for_newcomer(3) is None, "the registry has caught up"
     assert [spread.heir() for _ in range(3)] == ["s1:1", "s2:1", "s1:1"]
     assert Spread(lambda: []).heir() is None
+
+
+def test_nobody_is_sent_to_a_scheduler_that_leaves() -> None:
+    leaving, staying = SchedulerEntry("s1", "s1:1", 1, 0, draining=True), SchedulerEntry("s2", "s2:1", 1, 3)
+    peers = [leaving, staying]
+    spread = Spread(lambda: peers)
+    assert [spread.better_for_newcomer(5) for _ in range(3)] == ["s2:1", "s2:1", None]
+    assert spread.heir() == "s2:1"
+    assert Spread(lambda: [leaving]).heir() is None
+    assert Spread(lambda: [leaving]).better_for_newcomer(5) is None
 
 
 def test_changes_tell_the_net_effect() -> None:

@@ -17,11 +17,13 @@ from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.operations.weight_streams import WeightStreams
 from services.scheduler.replicas.worker_service import WorkerService
+from services.scheduler.spread import Spread
 from shared import columns
 from shared.kv import block_hash
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.prefix_index import SchedulerEntry
 from shared.process.garbage import Collector
 from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
@@ -46,9 +48,9 @@ class Aborted(Exception):
 class PaperCall:
     """The scheduler's end of an Attach call whose worker has said hello, and orders pass by."""
 
-    def __init__(self, service: WorkerService) -> None:
+    def __init__(self, service: WorkerService, hello: pb.WorkerHello = HELLO) -> None:
         self._told: asyncio.Queue[Any] = asyncio.Queue()
-        self._told.put_nowait(pb.AttachRequest(hello=HELLO))
+        self._told.put_nowait(pb.AttachRequest(hello=hello))
         self.ordered: list[pb.AttachResponse] = []
         self.task = asyncio.create_task(service.Attach(None, self))  # type: ignore[arg-type]
 
@@ -142,6 +144,19 @@ async def test_of_calls_of_one_worker_at_a_time_the_last_one_lives() -> None:
     assert desk.cluster.num_running == 1
     calls[-1].task.cancel()
     await asyncio.gather(calls[-1].task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("redirected", [False, True], ids=["of its own", "sent by a peer"])
+async def test_a_worker_that_comes_to_a_scheduler_that_leaves_is_sent_on(redirected: bool) -> None:
+    desk, stays = Desk(), SchedulerEntry("s1", "s1:1", 1, 9)
+    desk.service.spread = Spread(lambda: [SchedulerEntry("s2", "s2:1", 1, 0, draining=True), stays])
+    desk.cluster.draining = True
+    hello = pb.WorkerHello(redirected=redirected)
+    hello.MergeFrom(HELLO)
+    call = PaperCall(desk.service, hello)
+    await call.task
+    assert [message.redirect.address for message in call.ordered] == [stays.address]
+    assert not desk.cluster.replicas
 
 
 async def cancelled(call: PaperCall, _desk: Desk) -> None:

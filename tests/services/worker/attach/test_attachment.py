@@ -100,3 +100,22 @@ async def test_weights_that_are_dropped_while_they_come_are_not_staged_afterward
     for task in (staged, running):
         task.cancel()
     await asyncio.gather(staged, running, return_exceptions=True)
+
+
+async def test_a_scheduler_that_says_it_lives_while_the_hello_comes_is_waited_for() -> None:
+    line, there = Line(), asyncio.Event()
+
+    async def welcomed(_welcome: pb.SchedulerWelcome) -> None:
+        there.set()
+
+    attachment = Attachment(line, Engine(), Shutdown(), 1.0, lambda _: asyncio.sleep(0))  # type: ignore[arg-type]
+    running = asyncio.create_task(attachment.run(pb.WorkerHello(), welcomed))
+    for _ in range(3):
+        line.said.put_nowait(pb.AttachResponse(heartbeat=pb.Heartbeat()))
+    line.said.put_nowait(pb.AttachResponse(welcome=WELCOME))
+    waiting = asyncio.create_task(there.wait())
+    await asyncio.wait([running, waiting], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    assert there.is_set()
+    for task in (running, waiting):
+        task.cancel()
+    await asyncio.gather(running, waiting, return_exceptions=True)

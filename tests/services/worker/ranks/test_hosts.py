@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,17 @@ import trustme
 
 from services.worker.ranks import seat, start
 from services.worker.ranks.group import RankFailure
+from services.worker.ranks.hosts import wire
 from services.worker.ranks.hosts.channel import Channel, Proofs
 from services.worker.ranks.local import LocalRanks
-from shared.errors import InvalidArgument, Unauthenticated, Unavailable
+from shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
 from shared.security.secret_file import SecretFile, write
 from shared.security.tls import server_context
 from shared.settings import WorkerSettings
 from shared.settings.tls import Tls
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.models.test_weights import shaken
 from tests.services.worker.ranks.test_context import long_steps
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
@@ -292,6 +294,57 @@ def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
 def test_nodes_that_cannot_be_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         start.check_nodes(WorkerSettings(model="m", **settings))
+
+
+def num_mapped() -> int:
+    """Memory that commands to ranks of this host go through."""
+    return sum("quire-ranks" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    """Ranks that fail at once, of replicas that are gone then."""
+    lives, stopping, seen = 2, threading.Event(), []
+    masters: list[threading.Thread] = []
+    settings = WorkerSettings(model="m", node_rank=1, **TWO, cluster_secret_file=secret)
+    welcome = start.Welcome("v", "m", "127.0.0.1", 1, 2, 1, 1, 1, {})
+    with ExitStack() as links:
+
+        def dial(*_: object) -> tuple[Channel, start.Welcome] | None:
+            for master in masters:
+                master.join()
+            seen.append((num_mapped(), len(os.listdir("/proc/self/fd")), threading.active_count()))
+            if len(seen) > lives:
+                return None
+            dialled, accepted = links.enter_context(linked())
+            masters.append(threading.Thread(target=_gone_when_told, args=(accepted,), daemon=True))
+            masters[-1].start()
+            return dialled, welcome
+
+        monkeypatch.setattr(start.node, "dial", dial)
+        monkeypatch.setattr(start, "_build", lambda *_: len)  # what no rank can be made with
+        start.run_node(settings, stopping)
+    stopping.set()
+    mapped, descriptors, threads = zip(*seen, strict=True)
+    assert mapped == (0,) * (lives + 1)
+    assert len(set(descriptors[1:])) == 1, "the first has begun what watches over processes"
+    assert len(set(threads)) == 1
+
+
+def _gone_when_told(channel: Channel) -> None:
+    """A rank 0 that hears of a failure, and goes."""
+    with suppress(OSError, Unavailable):
+        while not channel.receive().startswith(wire.FAILURE):
+            pass
+    channel.close()
+
+
+def test_a_node_with_other_weights_is_refused(checkpoint: Make, tmp_path: Path) -> None:
+    ours = checkpoint("llama").folder
+    theirs = shaken(ours, tmp_path / "theirs")
+    welcome = start._welcome(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    with pytest.raises(FailedPrecondition, match="node 0 serves other weights of the same model"):
+        start._build(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
 
 
 def test_a_node_with_another_model_is_refused(checkpoint: Make) -> None:

@@ -1,0 +1,99 @@
+"""Which weights a model's folder holds, told from samples of its files: milliseconds for some gigabytes, where reading
+all of them takes as long as loading does.
+
+Of every file its size, its beginning and pieces at equal distances; of every tensor two pieces more where the file says
+where it lies, or its checksum where there is one. So a checkpoint that was trained on, quantized, converted or edited
+is another one; a few numbers in the middle of a large tensor may change unseen. What files are called does not count,
+but how the tensors are shared out among them does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from services.worker.models.loading.loader import FILES, files
+from shared.errors import QuireError
+from shared.gguf.header import read_header
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+NUM_SAMPLES = 64  # of a file
+SAMPLE_BYTES = 4096
+HEAD_BYTES = 1 << 20  # all of a small one
+TENSOR_BYTES = 256
+MOST_HEADER_BYTES = 100_000_000  # of safetensors: as its own readers have it
+NUM_READERS = 4
+DENSES = "*_Dense"  # folders of sentence-transformers, below the model's
+
+
+def digest_of(settings: WorkerSettings) -> bytes:
+    """Of what a worker with these settings computes with at its start, 32 bytes; empty where nothing can be said: then
+    the loader says why."""
+    if settings.load_format == "dummy":
+        told = f"dummy {settings.seed}"
+    else:
+        found = of_folder(Path(settings.model))
+        if not found:
+            return b""
+        told = found.hex()
+    return hashlib.sha256(json.dumps([told, settings.quantization]).encode()).digest()
+
+
+def of_folder(folder: Path) -> bytes:
+    """32 bytes; empty where there are no weights that can be read."""
+    try:
+        paths = [*files(folder)]
+        for pattern in FILES:
+            paths += sorted(folder.glob(f"{DENSES}/{pattern}"))
+        with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="samples") as readers:
+            return hashlib.sha256(b"".join(readers.map(_of_file, paths))).digest()
+    except (OSError, ValueError, QuireError, zipfile.BadZipFile) as error:
+        log.debug("no samples of the weights", folder=str(folder), reason=error)
+        return b""
+
+
+def _of_file(path: Path) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(f"{size} {_checksums(path)}\n".encode())
+        digest.update(os.pread(file.fileno(), HEAD_BYTES, 0))
+        last = max(0, size - SAMPLE_BYTES)
+        for sample in range(NUM_SAMPLES):
+            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, last * sample // (NUM_SAMPLES - 1)))
+        for start, num_bytes in _tensors(path, file.fileno()):
+            for place in (num_bytes // 2, max(0, num_bytes - TENSOR_BYTES)):
+                digest.update(os.pread(file.fileno(), min(TENSOR_BYTES, num_bytes - place), start + place))
+    return digest.digest()
+
+
+def _checksums(path: Path) -> str:
+    """Those that torch writes of each tensor."""
+    if path.suffix not in (".bin", ".pt") or not zipfile.is_zipfile(path):
+        return ""
+    with zipfile.ZipFile(path) as parts:
+        return " ".join(f"{part.CRC:08x}" for part in parts.infolist())
+
+
+def _tensors(path: Path, file: int) -> Iterator[tuple[int, int]]:
+    """Where they begin, and how many bytes they have, in a file that says so."""
+    if path.suffix == ".gguf":
+        for place in read_header(path).tensors.values():
+            yield place.start, place.num_bytes
+    elif path.suffix == ".safetensors":
+        try:
+            (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
+            header = json.loads(os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8))
+            places = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+            for begin, end in places:
+                yield 8 + num_bytes + begin, end - begin
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a file of safetensors: {error!r}") from None

@@ -1,0 +1,64 @@
+"""A process of a service's own that answers messages, or does not get that far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shared.errors import Internal
+from shared.process.child import Child
+
+MORE_THAN_A_PIPE_HOLDS = bytes(1 << 20)
+ECHO = """
+import os, sys
+from shared.process.child import answer_all
+sys.stderr.write("beginning")
+def begin(introduction):
+    def answer(message):
+        os.write(2, bytes(1 << 20))
+        return introduction + message
+    return answer
+answer_all(begin)
+"""
+
+Make = Callable[[str], str]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Its name, for a process that is started with what it says."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+    def made(text: str) -> str:
+        (tmp_path / "a_child.py").write_text(text)
+        return "a_child"
+
+    return made
+
+
+@pytest.mark.parametrize("introduction", [b"", MORE_THAN_A_PIPE_HOLDS], ids=["small", "larger than a pipe"])
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import sys; sys.exit('no room for this')", "it ended with status 1: no room for this"),
+        ("import not_there", "it ended with status 1: ModuleNotFoundError: No module named 'not_there'"),
+        ("import os; os.kill(os.getpid(), 9)", "it ended with status -9"),
+    ],
+)
+def test_one_that_dies_before_it_has_begun_is_told_with_its_last_words(
+    module: Make, program: str, told: str, introduction: bytes
+) -> None:
+    child = Child(module(program), introduction)
+    with pytest.raises(Internal) as refused:
+        child.start()
+    assert refused.value.message == f"the process a_child does not start: {told}"
+    assert child.pid is None
+
+
+def test_what_it_says_later_is_nobodys(module: Make) -> None:
+    child = Child(module(ECHO), b"a")
+    assert [child.ask(b"b"), child.ask(b"c")] == [b"ab", b"ac"]
+    child.close()
