@@ -1,8 +1,8 @@
 """Without compiled kernels, beside transformers: python -m tests.services.worker.bench_fallback [MODEL ...]
 
-Processor time of one process with one thread. Both sides get the same token ids, in turn; a row says what a prompt's
-step or a step that decodes takes, of the fastest of several runs. transformers computes a padded batch on a cache of its
-own, the faster of its two ways to attend.
+Processor time of one process with one thread. Both sides get the same token ids, in turn; a row says what the step of
+the prompts takes, or one that decodes, in the fastest of several runs. transformers computes a padded batch on a cache
+of its own, and of its two ways to attend the faster one counts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,26 +72,31 @@ def quire_side(folder: Path, dtype: str) -> Side:
     )
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
 
+    def step(*planned: Any) -> float:
+        plan = rig.scheduler.plan(*planned)
+        begin = time.process_time()
+        result = rig.execute(plan)
+        took = time.process_time() - begin
+        rig.scheduler.take(result)
+        return took
+
     def run(work: Work) -> Taken:
         new = [New(slot, ids(slot, count, vocab_size)) for slot, count in enumerate(work.prompts)]
-        times = [time.process_time()]
-        rig.step(new, dict(enumerate(work.prompts)))
-        times.append(time.process_time())
-        for _ in range(work.steps):
-            rig.step()
-        times.append(time.process_time())
+        prompts = step(new, dict(enumerate(work.prompts)))
+        decoding = sum(step() for _ in range(work.steps))
         tokens = [rig.tokens(slot)[count:] for slot, count in enumerate(work.prompts)]
         for slot in range(len(work.prompts)):
             rig.scheduler.give_back(slot)
         rig.rest()
-        return _taken(times, tokens)
+        return Taken(prompts, decoding, tokens)
 
     return run
 
 
 def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
-    dtype = getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention
+    ).eval()
     torch.set_num_threads(1)
 
     def run(work: Work) -> Taken:
@@ -102,9 +106,8 @@ def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
         token_ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         positions = (mask.cumsum(1) - 1).clamp_(min=0)
         is_padded = min(work.prompts) < longest
-        cache, chosen = DynamicCache(config=model.config), []
-        times = [time.process_time()]
-        for step in range(1 + work.steps):
+        cache, chosen, times = DynamicCache(config=model.config), [], [time.process_time()]
+        for _ in range(1 + work.steps):
             logits = model(
                 token_ids,
                 attention_mask=mask if is_padded else None,
@@ -117,21 +120,15 @@ def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
             positions = positions[:, -1:] + 1
             if is_padded:
                 mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
-            if not step:
-                times.append(time.process_time())
-        times.append(time.process_time())
-        return _taken(times, [list(column) for column in zip(*chosen, strict=True)])
+            times.append(time.process_time())
+        tokens = [list(column) for column in zip(*chosen, strict=True)]
+        return Taken(times[1] - times[0], times[-1] - times[1], tokens)
 
     return run
 
 
 def ids(slot: int, count: int, vocab_size: int) -> list[int]:
     return [(slot * 7919 + i * 31) % vocab_size for i in range(count)]
-
-
-def _taken(times: list[float], tokens: list[list[int]]) -> Taken:
-    prompts, decoding = (after - before for before, after in pairwise(times))
-    return Taken(prompts, decoding, tokens)
 
 
 @contextmanager
@@ -144,7 +141,9 @@ def model_folder(name: str, layers: int) -> Iterator[Path]:
         folder = Path(made)
         (folder / "config.json").write_text(json.dumps({**shapes.CONFIGS[name], "num_hidden_layers": layers}))
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(
+            folder
+        )
         yield folder
 
 
@@ -177,6 +176,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL", help=f"tiny or a shape; {MODELS}")
     parser.add_argument("--layers", type=int, default=4, help="of a shape")
     parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--steps", type=int, default=64, help="that decode, at most")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     for name in arguments.models:
@@ -184,7 +184,8 @@ def main() -> None:
             for dtype in arguments.dtype:
                 sides = sides_of(folder, dtype)
                 for work in WORK:
-                    compare(f"{name} {dtype}", sides, work, arguments.runs)
+                    steps = min(work.steps, arguments.steps)
+                    compare(f"{name} {dtype}", sides, replace(work, steps=steps), arguments.runs)
 
 
 if __name__ == "__main__":
