@@ -11,8 +11,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x: [..., size], weight: [size].
     """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # squares have no place in memory
+    scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

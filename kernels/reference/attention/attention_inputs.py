@@ -36,17 +36,26 @@ def qk_norm_rope_store(
     Rotation pairs element i with i + head_dim / 2 (arXiv 2104.09864, in the halves form of Hugging Face checkpoints).
     """
     head_dim = k_cache.size(-1)
-    heads = qkv.view(qkv.size(0), num_q_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    num_rotated = num_q_heads + num_kv_heads
+    heads = qkv.view(qkv.size(0), num_rotated + num_kv_heads, head_dim)
+    rotated, v = heads.split((num_rotated, num_kv_heads), dim=1)
     if q_weight is not None and k_weight is not None:
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]
-    for cache, rows in ((k_cache, _rotate(k, cos, sin)), (v_cache, v)):
+        weight = torch.cat((q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1)))
+        rotated = rms_norm(rotated, weight, eps)
+    turned = _rotate(rotated, cos_sin.index_select(0, positions))
+    q, k = (part.to(qkv.dtype) for part in turned.split((num_q_heads, num_kv_heads), dim=1))  # rounded once
+    for cache, rows in ((k_cache, k), (v_cache, v)):
         as_bytes(cache).view(-1, num_kv_heads, head_dim)[slot_mapping] = as_bytes(to_cache(rows, cache))
-    return _rotate(q, cos, sin)
+    return q
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """In float32, rounded once."""
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """x [num_tokens, num_heads, head_dim] by cos_sin [num_tokens, head_dim] -> the same shape in float32"""
+    wide = x.float()
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    out = wide * torch.cat((cos, cos), dim=-1)
+    left, right = wide.chunk(2, dim=-1)
+    out_left, out_right = out.chunk(2, dim=-1)
+    out_left.sub_(right * sin)
+    out_right.add_(left * sin)
+    return out

@@ -31,7 +31,7 @@ def sample(
     -1 for a row without a choice: it holds a NaN or +inf, or nothing but -inf.
     """
     choice = logits.argmax(dim=1)
-    lost = ~torch.isfinite(logits.amax(dim=1))  # amax passes NaN on
+    lost = ~torch.isfinite(logits.gather(1, choice.unsqueeze(1)).squeeze(1))  # a NaN is the largest for argmax
     if temperature is not None:
         noisy = filtered(logits, temperature, top_k, top_p, min_p) + gumbel_noise(seeds, positions, logits.size(1))
         choice = torch.where(temperature == 0, choice, noisy.argmax(dim=1))

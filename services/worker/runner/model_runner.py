@@ -212,7 +212,8 @@ class ModelRunner:
             self._timer.mark(marks)
             return self._end(inputs, up, others, self._shared(shares, self._batches, new_blocks, others), marks)
         wanted = self._wanted(inputs, up, others)
-        only_last = wanted is up.sampling_tokens and not self._device.is_synchronous
+        is_recorded = model is not self._whole_model  # as a tape, which takes all tokens through all layers
+        only_last = wanted is up.sampling_tokens and not is_recorded
         batch = self._batches.batch(inputs, up, wanted, only_last=only_last)
         self._timer.mark(marks)
         if self._stage is not None:

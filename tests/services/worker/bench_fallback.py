@@ -1,104 +1,191 @@
-"""Without compiled kernels, beside transformers: python -m tests.services.worker.bench_fallback [--threads 2]
+"""Without compiled kernels, beside transformers: python -m tests.services.worker.bench_fallback [MODEL ...]
 
-A random Llama of 8 layers, hidden size 512. Both get the same token ids, in turn; a row says what a step takes.
+Processor time of one process with one thread. Both sides get the same token ids, in turn; a row says what the step of
+the prompts takes, or one that decodes, in the fastest of several runs. transformers computes a padded batch on a cache
+of its own, and of its two ways to attend the faster one counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import kernels
-from tests.services.worker import checkpoints
+from quire import bundled
+from quire.bench.workload import shapes
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
-SHAPE = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-}
-WORK = ((1, 128, 64), (8, 128, 32), (1, 1024, 8), (8, 512, 8))  # sequences, prompt, steps that decode
+MODELS = ("tiny", "qwen3-0.6b")
+DTYPES = ("float32", "bfloat16")
+MOST_SEQUENCES = 32
 
 
-def quire_steps(rig: Rig, num_seqs: int, prompt: int, steps: int) -> list[float]:
-    """Seconds of the prompts' step and of each that decodes."""
-    new = [New(slot, ids(slot, prompt)) for slot in range(num_seqs)]
-    taken = [_timed(lambda: rig.step(new, dict.fromkeys(range(num_seqs), prompt)))]
-    taken += [_timed(rig.step) for _ in range(steps)]
-    rig.rest()
-    return taken
+@dataclass(frozen=True)
+class Work:
+    """Prompts that come at once, and steps that decode behind them."""
+
+    name: str
+    prompts: tuple[int, ...]  # tokens of each
+    steps: int
 
 
-def transformers_steps(model: torch.nn.Module, num_seqs: int, prompt: int, steps: int) -> list[float]:
-    cache = DynamicCache(config=model.config)
-    tokens = torch.tensor([ids(slot, prompt) for slot in range(num_seqs)])
-    taken = []
-
-    def step() -> None:
-        nonlocal tokens
-        logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
-        tokens = logits[:, -1:].argmax(-1)
-
-    for _ in range(1 + steps):
-        taken.append(_timed(step))
-    return taken
+WORK = (
+    Work("1 x 128", (128,), 64),
+    Work("32 x 32..128", tuple(32 + 96 * i // 31 for i in range(MOST_SEQUENCES)), 64),
+    Work("1 x 1024", (1024,), 0),
+)
 
 
-def ids(slot: int, count: int) -> list[int]:
-    return [(slot * 7919 + i * 31) % SHAPE["vocab_size"] for i in range(count)]
+class Taken(NamedTuple):
+    """Seconds of the prompts' step and of all others; what was chosen, by sequence."""
+
+    prompts: float
+    decoding: float
+    tokens: list[list[int]]
 
 
-def _timed(step: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
+Side = Callable[[Work], Taken]
+
+
+def quire_side(folder: Path, dtype: str) -> Side:
+    rig = Rig(
+        folder,
+        record_logits=False,
+        attention_backend="reference",
+        dtype=dtype,
+        block_size=16,
+        num_blocks=512,
+        max_num_seqs=MOST_SEQUENCES,
+        max_num_batched_tokens=4096,
+        max_model_len=1100,
+    )
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+
+    def step(*planned: Any) -> float:
+        plan = rig.scheduler.plan(*planned)
+        begin = time.process_time()
+        result = rig.execute(plan)
+        took = time.process_time() - begin
+        rig.scheduler.take(result)
+        return took
+
+    def run(work: Work) -> Taken:
+        new = [New(slot, ids(slot, count, vocab_size)) for slot, count in enumerate(work.prompts)]
+        prompts = step(new, dict(enumerate(work.prompts)))
+        decoding = sum(step() for _ in range(work.steps))
+        tokens = [rig.tokens(slot)[count:] for slot, count in enumerate(work.prompts)]
+        for slot in range(len(work.prompts)):
+            rig.scheduler.give_back(slot)
+        rig.rest()
+        return Taken(prompts, decoding, tokens)
+
+    return run
+
+
+def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention
+    ).eval()
+    torch.set_num_threads(1)
+
+    def run(work: Work) -> Taken:
+        longest = max(work.prompts)
+        mask = torch.tensor([[0] * (longest - count) + [1] * count for count in work.prompts])
+        rows = [ids(slot, count, model.config.vocab_size) for slot, count in enumerate(work.prompts)]
+        token_ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+        positions = (mask.cumsum(1) - 1).clamp_(min=0)
+        is_padded = min(work.prompts) < longest
+        cache, chosen, times = DynamicCache(config=model.config), [], [time.process_time()]
+        for _ in range(1 + work.steps):
+            logits = model(
+                token_ids,
+                attention_mask=mask if is_padded else None,
+                position_ids=positions,
+                past_key_values=cache,
+                logits_to_keep=1,
+            ).logits
+            token_ids = logits[:, -1:].argmax(-1)
+            chosen.append(token_ids.flatten().tolist())
+            positions = positions[:, -1:] + 1
+            if is_padded:
+                mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
+            times.append(time.process_time())
+        tokens = [list(column) for column in zip(*chosen, strict=True)]
+        return Taken(times[1] - times[0], times[-1] - times[1], tokens)
+
+    return run
+
+
+def ids(slot: int, count: int, vocab_size: int) -> list[int]:
+    return [(slot * 7919 + i * 31) % vocab_size for i in range(count)]
+
+
+@contextmanager
+def model_folder(name: str, layers: int) -> Iterator[Path]:
+    """The bundled model, or a random one of a shape that benchmarks know, with so many layers."""
+    if name == shapes.TINY:
+        yield bundled.FOLDER
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "config.json").write_text(json.dumps({**shapes.CONFIGS[name], "num_hidden_layers": layers}))
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(
+            folder
+        )
+        yield folder
+
+
+def sides_of(folder: Path, dtype: str) -> dict[str, Side]:
+    """Of which the first is ours."""
+    kernels.PACKAGES["cpu"] = ("kernels.reference",)
+    sides = {"quire": quire_side(folder, dtype)}
+    return sides | {attention: transformers_side(folder, dtype, attention) for attention in ("sdpa", "eager")}
 
 
 @torch.inference_mode()
+def compare(title: str, sides: dict[str, Side], work: Work, runs: int) -> None:
+    taken: dict[str, list[Taken]] = {name: [] for name in sides}
+    for _ in range(runs):
+        for name, run in sides.items():
+            taken[name].append(run(work))
+    for part, steps in (("prompts", 1), ("decoding", work.steps)):
+        if steps:
+            ours, *theirs = (min(getattr(run, part) for run in of_side) * 1e3 / steps for of_side in taken.values())
+            row = f"{title:20} {work.name:12} {part:8} {ours:9.2f} ms  transformers {min(theirs):9.2f} ms"
+            print(f"{row}  {min(theirs) / ours:.2f} x", flush=True)
+    ours, sdpa = taken["quire"][0].tokens, taken["sdpa"][0].tokens
+    pairs = [a == b for row in zip(ours, sdpa, strict=True) for a, b in zip(*row, strict=True)]
+    if not all(pairs):
+        print(f"{title:20} {work.name:12} {sum(pairs)} of {len(pairs)} tokens are the same")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL", help=f"tiny or a shape; {MODELS}")
+    parser.add_argument("--layers", type=int, default=4, help="of a shape")
+    parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--steps", type=int, default=64, help="that decode, at most")
+    parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    kernels.PACKAGES["cpu"] = ("kernels.reference",)
-    with tempfile.TemporaryDirectory() as folder:
-        made = checkpoints.make("llama", Path(folder), **SHAPE)
-        rig = Rig(
-            made.folder,
-            record_logits=False,
-            attention_backend="reference",
-            dtype=arguments.dtype,
-            block_size=16,
-            num_blocks=4096,
-            max_num_batched_tokens=8192,
-            threads=arguments.threads,
-        )
-        dtype = getattr(torch, arguments.dtype)
-        model = AutoModelForCausalLM.from_pretrained(made.folder, dtype=dtype).eval()
-    torch.set_num_threads(arguments.threads)
-    for num_seqs, prompt, steps in WORK:
-        rows = [
-            (quire_steps(rig, num_seqs, prompt, steps), transformers_steps(model, num_seqs, prompt, steps))
-            for _ in range(arguments.runs)
-        ]
-        for name, cut in (("prompts", slice(0, 1)), ("decoding", slice(1, None))):
-            ours, theirs = (min(statistics.median(run[side][cut]) for run in rows) * 1e3 for side in (0, 1))
-            title, ratio = f"{num_seqs} x {prompt:4} {name:8}", theirs / ours
-            print(f"{title}  {ours:8.2f} ms  transformers {theirs:8.2f} ms  {ratio:.2f} x")
+    for name in arguments.models:
+        with model_folder(name, arguments.layers) as folder:
+            for dtype in arguments.dtype:
+                sides = sides_of(folder, dtype)
+                for work in WORK:
+                    steps = min(work.steps, arguments.steps)
+                    compare(f"{name} {dtype}", sides, replace(work, steps=steps), arguments.runs)
 
 
 if __name__ == "__main__":
