@@ -30,6 +30,8 @@ ADMIN = frozenset(
         "ResumeGeneration",
         "UpdateWeights",
         "StreamWeights",
+        "InitWeightsUpdateGroup",
+        "DestroyWeightsUpdateGroup",
         "Sleep",
         "WakeUp",
         "LoadAdapter",
