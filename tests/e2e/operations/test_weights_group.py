@@ -205,6 +205,8 @@ def test_a_tensor_of_another_size_is_seen(client: Client, later: Tensors, change
     group.close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_over_http_a_trainer_of_plain_torch_broadcasts(
     tmp_path: Path, folders: Path, trained: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
