@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
+    from quire.weights_group import WeightsUpdateGroup
     from shared.settings.tls import Tls
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",
     "ToolCall": "quire.outputs",
+    "WeightsUpdateGroup": "quire.weights_group",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "StructuredOutput",
     "Tls",
     "ToolCall",
+    "WeightsUpdateGroup",
     "__version__",
 ]
 

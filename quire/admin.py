@@ -12,6 +12,7 @@ from quire.requests import translated_errors
 from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
 from shared.rpc import admin_pass
 from shared.rpc.admin_pass import AdminPass
 from shared.rpc.channel import connect_blocking
@@ -77,6 +78,22 @@ class AdminClient:
         with translated_errors():
             answer = self._stub.StreamWeights(messages, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
             return str(answer.updated.weight_version)
+
+    def init_weights_update_group(self, request: pb.InitWeightsUpdateGroupRequest) -> int:
+        with translated_errors():
+            answer = self._stub.InitWeightsUpdateGroup(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_ranks)
+
+    def broadcast_weights(
+        self, heads: list[TensorHead], content: BroadcastContent, weight_version: str, mode: str
+    ) -> str:
+        begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
+        return self._send_weights(weights_stream.announcement(begin, heads, content))
+
+    def destroy_weights_update_group(self, group_name: str) -> None:
+        request = pb.DestroyWeightsUpdateGroupRequest(group_name=group_name)
+        with translated_errors():
+            self._stub.DestroyWeightsUpdateGroup(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
 
     def sleep(self, level: int, mode: str) -> int:
         request = pb.SleepRequest(level=level, mode=_mode(mode))

@@ -46,11 +46,14 @@ from quire.requests import (
 )
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.batch.v1 import batch_pb2_grpc
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.rpc.channel import connect_blocking
 from shared.settings.tls import NO_TLS, Tls
+from shared.weights_heads import DEFAULT_GROUP, tensor_heads
 
+TIMEOUT_S = 120.0  # of a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 OnDone = Callable[[RequestOutput], object] | None
 
@@ -261,6 +264,55 @@ class Client:
         (CUDA IPC), others in shared memory. They stay as they are until this returns."""
         with closing(self._admin()) as admin:
             return admin.share_weights(named_tensors, weight_version, mode)
+
+    def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        *,
+        group_name: str = DEFAULT_GROUP,
+        backend: str = "nccl",
+        timeout_s: float = TIMEOUT_S,
+    ) -> int:
+        """Has every rank of every worker join a process group of torch.distributed ("nccl" or "gloo") whose TCPStore
+        listens there, from rank_offset on. Returns how many ranks of workers there are when all members are in it: the
+        trainer, which is rank 0, joins meanwhile (WeightsUpdateGroup does all of it)."""
+        request = admin_pb2.InitWeightsUpdateGroupRequest(
+            master_address=master_address,
+            master_port=master_port,
+            rank_offset=rank_offset,
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+            timeout_ms=round(timeout_s * 1000),
+        )
+        with closing(self._admin()) as admin:
+            return admin.init_weights_update_group(request)
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[Any],
+        shapes: Sequence[Sequence[int]],
+        *,
+        weight_version: str = "",
+        mode: str = "wait",
+        group_name: str = DEFAULT_GROUP,
+        timeout_s: float = TIMEOUT_S,
+    ) -> str:
+        """As update_weights_from_tensor() with tensors that the trainer broadcasts in that group, in this order, while
+        this waits. Unavailable if they do not all come within timeout_s: the old weights stay, the group does not."""
+        content = BroadcastContent(group_name=group_name, timeout_ms=round(timeout_s * 1000))
+        with closing(self._admin()) as admin:
+            heads = tensor_heads(names, dtypes, shapes)
+            return admin.broadcast_weights(heads, content, weight_version, mode)
+
+    def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
+        """Workers leave it."""
+        with closing(self._admin()) as admin:
+            admin.destroy_weights_update_group(group_name)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host

@@ -18,6 +18,7 @@ from quire.progress import bar
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Params, Prompt, is_one
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import SERVICES
+from shared.weights_heads import DEFAULT_GROUP
 
 
 class _Embedded:
@@ -161,6 +162,19 @@ class LLM(_Embedded):
     ) -> str:
         """The same through memory of this host (Client.update_weights_from_ipc)."""
         return self.client.update_weights_from_ipc(named_tensors, weight_version, mode)
+
+    def init_weights_update_group(self, *place: Any, **options: Any) -> int:
+        """For update_weights_from_distributed() (Client.init_weights_update_group)."""
+        return self.client.init_weights_update_group(*place, **options)
+
+    def update_weights_from_distributed(
+        self, names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Sequence[int]], **options: Any
+    ) -> str:
+        """The same through a trainer's process group (Client.update_weights_from_distributed)."""
+        return self.client.update_weights_from_distributed(names, dtypes, shapes, **options)
+
+    def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
+        self.client.destroy_weights_update_group(group_name)
 
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""

@@ -8,15 +8,10 @@ from typing import Any
 
 from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
+from shared.weights_heads import DTYPES, HEADS_IN_A_PIECE
 
 PIECE_BYTES = 512 * 1024
-HEADS_IN_A_PIECE = 512
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
-    "bool": "BOOL",
-}  # fmt: skip
 
 
 def messages(
@@ -33,6 +28,15 @@ def beginning(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterat
     for start in range(0, len(heads), HEADS_IN_A_PIECE):
         part = TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE])
         yield pb.StreamWeightsRequest(piece=WeightsPiece(heads=part))
+
+
+def announcement(
+    begin: pb.UpdateWeightsRequest, heads: list[TensorHead], content: BroadcastContent
+) -> Iterator[pb.StreamWeightsRequest]:
+    """Of content that is broadcast."""
+    yield from beginning(begin, heads)
+    yield pb.StreamWeightsRequest(piece=WeightsPiece(broadcast=content))
+    yield pb.StreamWeightsRequest(piece=WeightsPiece(end=b""))
 
 
 def _stream(

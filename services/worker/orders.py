@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
 from services.worker.models.loading.weight_folders import WeightFolders
 from services.worker.models.loading.weights import Weights, WeightsId
 from services.worker.sleep.sleeper import Sleeper
-from shared.errors import Unimplemented
+from shared.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 # Where some ranks have carried out one of these and others have not, it is to be ordered once more.
-REPEATABLE = frozenset({"drop_weights", "wake_up"})
+REPEATABLE = frozenset({"drop_weights", "wake_up", "leave_weights_group"})
+# Those that a worker which stages beside its steps carries out beside them, and in their order.
+BESIDE_STEPS = frozenset(
+    {"stage_weights", "receive_weights", "drop_weights", "join_weights_group", "leave_weights_group"}
+)
 
 
 class Orders:
     """Carried out by one rank, as by all the others. Raises QuireError, and then nothing has changed."""
 
-    def __init__(self, weights: Weights, folders: WeightFolders, sleeper: Sleeper) -> None:
-        self.weights, self._folders, self.sleeper = weights, folders, sleeper
+    def __init__(self, weights: Weights, folders: WeightFolders, sleeper: Sleeper, groups: WeightsGroups) -> None:
+        self.weights, self._folders, self.sleeper, self._groups = weights, folders, sleeper, groups
+        self._broadcast: pb.ExpectedBroadcast | None = None
 
     def obey(self, order: pb.DeviceOrder) -> bool:
-        """While no step is in flight. Whether blocks hold nothing of use afterwards."""
+        """While no step is in flight, but for those of BESIDE_STEPS where weights can be staged beside steps: these on
+        any thread. Whether blocks hold nothing of use afterwards."""
         kind = order.WhichOneof("order")
         match kind:
             case "stage_weights":
-                self.stage_weights(order.stage_weights)
+                self._stage_weights(order.stage_weights)
+            case "receive_weights":
+                self._receive_weights(order.receive_weights.update)
+            case "join_weights_group":
+                self.weights.check_possible()
+                self._groups.join(order.join_weights_group)
+                return False
+            case "leave_weights_group":
+                self._groups.leave(order.leave_weights_group.group_name)
+                return False
             case "swap_weights":
                 self.sleeper.check_weights()
                 self.weights.swap(order.swap_weights.update)
@@ -33,37 +54,74 @@ class Orders:
             case "drop_weights":
                 self.drop_weights()
             case "sleep":
-                self.sleeper.sleep(order.sleep.level)
+                self._sleep(order.sleep.level)
             case "wake_up":
                 self.sleeper.wake_up(order.wake_up.tags)
             case _:
                 raise Unimplemented(f"this worker does not know how to {kind}")
         return kind in ("swap_weights", "sleep") or not self.weights.stages_beside_steps
 
-    def stage_weights(self, order: pb.StageWeights) -> None:
-        """On any thread, if weights can be staged beside steps."""
+    def _stage_weights(self, order: pb.StageWeights) -> None:
         self.sleeper.check_weights()
-        wanted = order.weights
-        folder = Path(order.spooled) if order.spooled else self._folders.find(wanted.path)
+        wanted, broadcast = order.weights, order.broadcast if order.HasField("broadcast") else None
+        staged_id = WeightsId(wanted.update, wanted.version, wanted.path, order.spooled, is_kept=broadcast is None)
+        if broadcast is not None:
+            self._groups.find(broadcast.content.group_name)
+            tensors = [*_on_no_device(broadcast.tensors)]
+        else:
+            folder = Path(order.spooled) if order.spooled else self._folders.find(wanted.path)
         if not self.weights.stages_beside_steps:
             self.sleeper.lend_kv()
         try:
-            self.weights.stage(folder, WeightsId(wanted.update, wanted.version, wanted.path, order.spooled))
+            if broadcast is not None:
+                self.weights.expect(tensors, staged_id)
+            else:
+                self.weights.stage(folder, staged_id)
+        except Exception:
+            self.drop_weights()
+            raise
+        self._broadcast = broadcast
+
+    def _receive_weights(self, update: int) -> None:
+        if self._broadcast is None:
+            raise FailedPrecondition("no weights are expected")
+        try:
+            with self._groups.receiving(self._broadcast) as tensors:
+                self.weights.receive(tensors, update)
         except Exception:
             self.drop_weights()
             raise
 
     def drop_weights(self) -> None:
-        """That are staged."""
+        """That are staged or expected."""
+        self._broadcast = None
         self.weights.drop()
         self.sleeper.end_loan()
+
+    def _sleep(self, level: int) -> None:
+        if level > 1 and not self.weights.id.is_kept:
+            text = "level: the weights were broadcast by a trainer, and could not be read again: level 1 keeps them"
+            raise FailedPrecondition(text, field="level")
+        self.sleeper.sleep(level)
+
+
+def _on_no_device(heads: Iterable[TensorHead]) -> Iterator[tuple[str, Tensor]]:
+    """What their names, shapes and dtypes can be checked with."""
+    for head in heads:
+        if head.dtype not in DTYPES:
+            text = f"dtypes: {head.name}: {head.dtype} is broadcast by nobody, but {', '.join(DTYPES)}"
+            raise InvalidArgument(text, field="dtypes")
+        yield head.name, torch.empty(tuple(head.shape), dtype=DTYPES[head.dtype], device="meta")
 
 
 def undoing(order: pb.DeviceOrder) -> pb.DeviceOrder | None:
     """What takes back an order that some ranks have carried out; None if nothing does."""
     match order.WhichOneof("order"):
-        case "stage_weights":
+        case "stage_weights" | "receive_weights":
             return pb.DeviceOrder(drop_weights=pb.DropWeights())
+        case "join_weights_group":
+            name = order.join_weights_group.group_name
+            return pb.DeviceOrder(leave_weights_group=pb.LeaveWeightsGroup(group_name=name))
         case "sleep":
             return pb.DeviceOrder(wake_up=pb.WakeUp())
     return None

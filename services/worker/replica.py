@@ -313,9 +313,10 @@ class Replica:
         """Weights."""
         return self._weights is None or self._weights.stages_beside_steps
 
-    def stage_weights(self, order: pb.StageWeights) -> None:
-        """On any thread, if that is beside steps. Raises QuireError, and then nothing has changed."""
-        self._with_orders().stage_weights(order)
+    def obey_beside_steps(self, order: pb.DeviceOrder) -> None:
+        """One of BESIDE_STEPS, on any thread, where weights are staged beside steps. Raises QuireError, and then
+        nothing has changed."""
+        self._with_orders().obey(order)
 
     def drop_weights(self) -> None:
         """That are staged, on the same thread."""

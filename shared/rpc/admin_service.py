@@ -33,6 +33,16 @@ class Administration(Protocol):
     async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         """Raises QuireError."""
 
+    async def init_weights_update_group(
+        self, request: pb.InitWeightsUpdateGroupRequest
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        """Raises QuireError."""
+
+    async def destroy_weights_update_group(
+        self, request: pb.DestroyWeightsUpdateGroupRequest
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        """Raises QuireError."""
+
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
         """Raises QuireError."""
 
@@ -96,6 +106,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.UpdateWeightsRequest, pb.UpdateWeightsResponse],
     ) -> pb.UpdateWeightsResponse:
         return await _answer(self._administration.update_weights(request), context)
+
+    async def InitWeightsUpdateGroup(
+        self,
+        request: pb.InitWeightsUpdateGroupRequest,
+        context: grpc.aio.ServicerContext[pb.InitWeightsUpdateGroupRequest, pb.InitWeightsUpdateGroupResponse],
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        return await _answer(self._administration.init_weights_update_group(request), context)
+
+    async def DestroyWeightsUpdateGroup(
+        self,
+        request: pb.DestroyWeightsUpdateGroupRequest,
+        context: grpc.aio.ServicerContext[pb.DestroyWeightsUpdateGroupRequest, pb.DestroyWeightsUpdateGroupResponse],
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        return await _answer(self._administration.destroy_weights_update_group(request), context)
 
     async def Sleep(
         self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]

@@ -16,6 +16,7 @@ GROUPS = {
 }  # tasks of an asyncio.TaskGroup, which sees their ends
 THREADS = {  # each with what sees its end
     "services/worker/engine/device_thread.py": "the engine, by its `died`",
+    "services/worker/models/loading/broadcast/gloo_receiver.py": "no one: it waits for who asks, and ends the process",
     "services/worker/engine/waiter.py": "the engine, by its `died`",
     "services/worker/ranks/follower.py": "rank 0, which hears no sign of life; the other one ends the process",
     "services/worker/ranks/hosts/node.py": "rank 0, which hears no answer or no sign of life; no one of that "

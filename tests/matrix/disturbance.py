@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -20,11 +22,14 @@ from shared.errors import Unavailable
 from tests.e2e.observability.test_metrics import page
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
+Result = TypeVar("Result")
 GENERATED = "quire_scheduler_generated_tokens_total"
 FETCHED = "quire_scheduler_host_blocks_fetched_total"
+READ_BACK = "quire_scheduler_disk_blocks_fetched_total"
 FLOWING = 50  # tokens from one disturbance to the next
 POLL_S = 0.02
 PROMPT, NUM_PROMPTS = 100, 20  # tokens, of other prompts than those that are asked about
+NUM_ON_DISK = 50  # prompts that neither the device nor host memory has room for
 TIMES = 4  # that all running sequences are preempted, and the like
 MODEL = bundled.FOLDER
 ADAPTER, ADAPTER_SAYS = "pirate", "Ahoy! 68 Arr!"
@@ -36,7 +41,7 @@ class Disturbance:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.num_adapted = self.num_embedded = self.num_renewed = 0
+        self.num_adapted = self.num_embedded = self.num_renewed = self.num_slept = 0
         self._lost: dict[str, Totals] = {}  # by scheduler: what it had counted when it was killed
 
     async def preempt(self) -> None:
@@ -48,10 +53,17 @@ class Disturbance:
 
     async def crowd_out(self) -> None:
         """Prompts for which the device has no room come, and come again, until one was fetched."""
-        prompts = [[number] * PROMPT for number in range(10, 10 + NUM_PROMPTS)]
+        await self._come_again(NUM_PROMPTS, FETCHED)
+
+    async def crowd_onto_disk(self) -> None:
+        """More of them than host memory has room for as well."""
+        await self._come_again(NUM_ON_DISK, READ_BACK)
+
+    async def _come_again(self, num_prompts: int, counter: str) -> None:
+        prompts = [[number] * PROMPT for number in range(10, 10 + num_prompts)]
         client = AsyncClient(self._cluster.grpc_address)
         try:
-            while not await self._counted(FETCHED):
+            while not await self._counted(counter):
                 for prompt in prompts * 2:
                     await client.generate(prompt, SamplingParams(max_tokens=1))
         finally:
@@ -96,14 +108,20 @@ class Disturbance:
         with Client(self._cluster.grpc_address) as client:
             for number in range(2):
                 await self._flowing()
-                while True:
-                    try:
-                        await asyncio.to_thread(client.update_weights_from_disk, str(MODEL), f"{number}", "keep")
-                    except Unavailable:  # somebody who was killed is on the way
-                        await asyncio.sleep(POLL_S)
-                    else:
-                        break
+                await _patiently(client.update_weights_from_disk, str(MODEL), f"{number}", "keep")
                 self.num_renewed += 1
+
+    async def sleep(self) -> None:
+        """At both levels, while everything waits: what ran is computed anew."""
+        with Client(self._cluster.grpc_address) as client:
+            for level in (1, 2):
+                await self._flowing()
+                await _patiently(client.sleep, level)
+                before = await self._counted(GENERATED)
+                await asyncio.sleep(POLL_S)
+                assert await self._counted(GENERATED) == before
+                assert await _patiently(client.wake_up) == []
+                self.num_slept += 1
 
     async def kill_workers(self) -> None:
         """One after the other, so that nothing that runs is spared."""
@@ -146,6 +164,14 @@ class Disturbance:
         pid = self._cluster.process(name).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+async def _patiently(call: Callable[..., Result], *arguments: Any) -> Result:
+    while True:
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except Unavailable:  # somebody who was killed is on the way
+            await asyncio.sleep(POLL_S)
 
 
 def _page(scheduler: ServiceProcess) -> Totals:

@@ -12,7 +12,7 @@ from typing import Any
 from quire import bundled
 from quire.requests import Options
 from tests.matrix.asking import PLAIN
-from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, Disturbance
+from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, READ_BACK, Disturbance
 
 EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
 SMALL_STEP = 40  # tokens; prompts are longer
@@ -55,6 +55,7 @@ class Surrounding:
     apart: tuple[int, int] = (0, 0)  # workers that compute prompts, and that decode, in their place
     schedulers: int = 1
     options: Callable[[int], Options] = lambda _number: PLAIN
+    on_disk: bool = False  # workers have a folder
     disturb: Callable[[Disturbance], Awaitable[None]] | None = None
     happened: Happened = _always
 
@@ -76,6 +77,12 @@ SURROUNDINGS: dict[str, Surrounding] = {
         {"num_blocks": 60, "kv_offloading_size": 0.02},
         disturb=Disturbance.crowd_out,
         happened=_counted(FETCHED),
+    ),
+    "KV on disk": Surrounding(  # from where they come back that host memory has no room for either
+        {"num_blocks": 60, "kv_offloading_size": 0.0036},
+        on_disk=True,
+        disturb=Disturbance.crowd_onto_disk,
+        happened=_counted(READ_BACK),
     ),
     "pause": Surrounding(disturb=Disturbance.pause),
     "migration": Surrounding(
@@ -102,6 +109,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "weights that are renewed": Surrounding(
         {"weights_folders": [str(MODEL)]}, disturb=Disturbance.renew_weights, happened=_done("num_renewed")
     ),
+    "sleep": Surrounding(disturb=Disturbance.sleep, happened=_done("num_slept")),
     "steps in flight": Surrounding(scheduler={"max_steps_in_flight": 4}),
     "priorities": Surrounding(
         scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
@@ -111,6 +119,9 @@ APART = {
     frozenset(pair)
     for pair in (
         ("an adapter beside", "weights that are renewed"),  # which workers with adapters refuse
+        ("an adapter beside", "sleep"),  # at level 2 they refuse that, too
+        ("KV on disk", "speculation"),
+        ("prefill apart from decode", "KV on disk"),
         ("host memory", "speculation"),  # a drafter with KV of its own keeps it on the device
         ("prefill apart from decode", "speculation"),
         ("prefill apart from decode", "preemption"),  # who decodes has no room for what comes
@@ -127,14 +138,15 @@ class Together:
 
     parts: Sequence[Surrounding]
 
-    @property
-    def cluster(self) -> dict[str, Any]:
-        """Arguments of running_cluster."""
+    def cluster(self, folder: Path) -> dict[str, Any]:
+        """Arguments of running_cluster; `folder` is theirs alone."""
         worker: dict[str, Any] = {"threads": 1, "num_blocks": 1000}
         scheduler: dict[str, Any] = {"heartbeat_interval_ms": 200}
         for part in self.parts:
             worker |= part.worker
             scheduler |= part.scheduler
+        if any(part.on_disk for part in self.parts):
+            worker |= {"kv_offloading_disk": str(folder), "kv_offloading_disk_size": 0.1}
         return {
             "workers": max(part.workers for part in self.parts),
             "schedulers": max(part.schedulers for part in self.parts),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -72,10 +73,10 @@ def test_every_feature_is_asked_for() -> None:
 @pytest.mark.parametrize("crowd", CROWDS, ids=[" + ".join(crowd) for crowd in CROWDS])
 @pytest.mark.slow
 def test_nothing_around_a_request_changes_its_answer(
-    asked: list[list[int]], undisturbed: dict[Names, Answer], crowd: tuple[str, ...]
+    asked: list[list[int]], undisturbed: dict[Names, Answer], crowd: tuple[str, ...], tmp_path: Path
 ) -> None:
     together = Together([SURROUNDINGS[name] for name in crowd])
-    with running_cluster(**together.cluster) as cluster:
+    with running_cluster(**together.cluster(tmp_path)) as cluster:
         asyncio.run(_live_through(cluster, crowd, questions(asked, together), undisturbed))
 
 

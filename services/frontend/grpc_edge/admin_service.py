@@ -138,6 +138,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             updated = await self.schedulers.update_weights(first.begin, _pieces(requests))
             return pb.StreamWeightsResponse(updated=updated)
 
+    async def InitWeightsUpdateGroup(
+        self, request: pb.InitWeightsUpdateGroupRequest, context: Context
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        async with answering("InitWeightsUpdateGroup", context, self._metrics, self._calls):
+            return await self.schedulers.init_weights_update_group(request)
+
+    async def DestroyWeightsUpdateGroup(
+        self, request: pb.DestroyWeightsUpdateGroupRequest, context: Context
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        async with answering("DestroyWeightsUpdateGroup", context, self._metrics, self._calls):
+            return await self.schedulers.destroy_weights_update_group(request)
+
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
         async with answering("Sleep", context, self._metrics, self._calls):
             return await self.schedulers.sleep(request)

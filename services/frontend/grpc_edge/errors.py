@@ -31,6 +31,8 @@ ADMIN = frozenset(
         "ResumeGeneration",
         "UpdateWeights",
         "StreamWeights",
+        "InitWeightsUpdateGroup",
+        "DestroyWeightsUpdateGroup",
         "Sleep",
         "WakeUp",
         "LoadAdapter",

@@ -116,6 +116,39 @@ class SchedulerAdmins:
             num_aborted=sum(one.num_aborted for one in updated),
         )
 
+    async def init_weights_update_group(
+        self, request: pb.InitWeightsUpdateGroupRequest
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        """Ranks go to the workers of one scheduler after the other. Raises the first refusal once all have answered:
+        then none stays in it."""
+        statuses = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
+        counts = [_num_ranks(services) for services in statuses]
+        first, calls = request.rank_offset, []
+        if first + sum(counts) > request.world_size:  # before anybody waits for the others
+            text = f"world_size: {request.world_size}, but the {sum(counts)} ranks of all workers from {first} on"
+            raise InvalidArgument(f"{text} make {first + sum(counts)}", field="world_size")
+        for address, count in zip(self._schedulers.addresses, counts, strict=True):
+            asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
+            question = scheduler_pb2.AdministerRequest(init_weights_update_group=asked)
+            if count or not any(counts):  # where there is no worker at all the schedulers say so
+                calls.append(self._ask(address, question, UPDATE_TIMEOUT_S))
+            first += count
+        try:
+            await _all(calls)
+        except QuireError:
+            undo = pb.DestroyWeightsUpdateGroupRequest(group_name=request.group_name)
+            await self._answers(scheduler_pb2.AdministerRequest(destroy_weights_update_group=undo))
+            raise
+        return pb.InitWeightsUpdateGroupResponse(num_ranks=sum(counts))
+
+    async def destroy_weights_update_group(
+        self, request: pb.DestroyWeightsUpdateGroupRequest
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        """Of all of them; raises the first refusal once all have answered."""
+        question = scheduler_pb2.AdministerRequest(destroy_weights_update_group=request)
+        await self._ask_all(question, UPDATE_TIMEOUT_S)
+        return pb.DestroyWeightsUpdateGroupResponse()
+
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
         """All of them; raises the first refusal once all have answered: the others sleep then."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(sleep=request), UPDATE_TIMEOUT_S)
@@ -234,6 +267,15 @@ class AdminCall:
                 f"scheduler at {self.address}: {error.message}"
             )
         return answer  # type: ignore[no-any-return]
+
+
+def _num_ranks(services: Sequence[pb.ServiceStatus]) -> int:
+    """Of the workers of a scheduler that stay. Raises Unavailable if it is not there."""
+    down = [service for service in services if service.state == pb.STATE_DOWN and service.role == pb.ROLE_SCHEDULER]
+    if down:
+        raise Unavailable(f"scheduler at {down[0].address} does not answer", retry_after_ms=1000)
+    workers = [service for service in services if service.role == pb.ROLE_WORKER]
+    return sum(max(worker.num_ranks, 1) for worker in workers if worker.state != pb.STATE_DRAINING)
 
 
 async def _staged(

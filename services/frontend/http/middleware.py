@@ -26,6 +26,9 @@ OPERATORS = (  # who show a key of their own
     "/wake_up",
     "/is_sleeping",
     "/update_weights_from_disk",
+    "/init_weights_update_group",
+    "/update_weights_from_distributed",
+    "/destroy_weights_update_group",
 )
 ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # probes have no keys
 READING = ("GET", "HEAD", "OPTIONS")

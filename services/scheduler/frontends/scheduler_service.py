@@ -96,6 +96,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 answer.generation_paused.CopyFrom(await asked.pause_generation(question.pause_generation))
             case "resume_generation":
                 answer.generation_resumed.CopyFrom(await asked.resume_generation(question.resume_generation))
+            case "init_weights_update_group":
+                init = question.init_weights_update_group
+                joined = await asked.groups.init(init.request, init.first_rank, init.num_ranks)
+                answer.weights_update_group.CopyFrom(joined)
+            case "destroy_weights_update_group":
+                left = await asked.groups.destroy(question.destroy_weights_update_group)
+                answer.weights_update_group_destroyed.CopyFrom(left)
             case "sleep":
                 answer.slept.CopyFrom(await asked.sleep(question.sleep))
             case "wake_up":

@@ -10,6 +10,7 @@ from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.sleeping import Sleeping
 from services.scheduler.operations.weight_updates import WeightUpdates
+from services.scheduler.operations.weights_groups import WeightsGroups
 from services.scheduler.status import Status
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
@@ -25,6 +26,7 @@ class Administration:
         """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
         name."""
         self.updates = WeightUpdates(cluster, changing)
+        self.groups = WeightsGroups(cluster, changing)
         self._sleeping = Sleeping(cluster, changing)
         self._cluster = cluster
         self._status = status
@@ -61,6 +63,18 @@ class Administration:
             if not update.num_workers:
                 raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
             return await update.swap()
+
+    async def init_weights_update_group(
+        self, request: pb.InitWeightsUpdateGroupRequest
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        """As update_weights(). Raises QuireError."""
+        return await self.groups.init(request)
+
+    async def destroy_weights_update_group(
+        self, request: pb.DestroyWeightsUpdateGroupRequest
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        """As update_weights(). Raises QuireError."""
+        return await self.groups.destroy(request)
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
         """Returns when all workers sleep. Raises QuireError."""

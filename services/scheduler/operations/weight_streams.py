@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from shared.errors import InvalidArgument, NotFound
 from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from shared.weights_heads import DEFAULT_GROUP
 
 MOST_WAITING = 4  # pieces, of each worker
 ID_BYTES = 16
@@ -22,12 +23,15 @@ class WeightStream:
     def __init__(self, workers: Iterable[str]) -> None:
         self.id = secrets.token_bytes(ID_BYTES)
         self.queues: dict[str, Pieces] = {worker: asyncio.Queue(MOST_WAITING) for worker in workers}
+        self.group = ""  # in which the trainer broadcasts the content, of which nothing passes through then
 
     async def pump(self, pieces: AsyncIterator[WeightsPiece]) -> None:
         """As fast as the slowest takes it. Raises InvalidArgument if they end before their end."""
         ended = False
         async for piece in pieces:
             ended = piece.HasField("end")
+            if piece.HasField("broadcast"):
+                self.group = piece.broadcast.group_name or DEFAULT_GROUP
             for queue in self.queues.values():
                 await queue.put(piece)
         if not ended:

@@ -17,7 +17,8 @@ from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
 from services.scheduler.operations.weight_streams import WeightStreams
-from services.scheduler.replicas.orders import SWAP_TIMEOUT_S, named
+from services.scheduler.operations.weights_groups import leaving, obeyed
+from services.scheduler.replicas.orders import SWAP_TIMEOUT_S
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
 from shared.logs import logger
@@ -81,7 +82,7 @@ class StagedUpdate:
             await self._hold()
         self._staged = replicas  # also those that may not get there
         order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
-        orders = [_stage_one(replica, order) for replica in replicas]
+        orders = [obeyed(replica, worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
         if stream_id:  # the first refusal ends it: the others get nothing that the one who refuses does not take
             await asyncio.gather(*orders)
             return
@@ -104,6 +105,20 @@ class StagedUpdate:
                 pumping.cancel()
                 staging.cancel()
                 await asyncio.gather(pumping, staging, return_exceptions=True)
+        if stream.group:
+            await self._receive(stream.group)
+
+    async def _receive(self, group: str) -> None:
+        """All have checked what comes: what fails from here on ends the group, in which some have received more than
+        others."""
+        order = worker_pb2.ReceiveWeights(update=self._identity.update)
+        receiving = [obeyed(replica, worker_pb2.DeviceOrder(receive_weights=order)) for replica in self._staged]
+        try:
+            await asyncio.gather(*receiving)
+        except BaseException:
+            for replica in self._staged:
+                replica.orders.tell(leaving(group))
+            raise
 
     @property
     def num_workers(self) -> int:
@@ -178,13 +193,6 @@ class StagedUpdate:
             replica.orders.tell(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
         if self._is_held:
             self._cluster.hold(Hold.WEIGHTS, False)
-
-
-async def _stage_one(replica: Replica, order: worker_pb2.StageWeights) -> None:
-    try:
-        await replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order))
-    except QuireError as error:
-        raise named(replica.id, error) from None
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:

@@ -28,6 +28,16 @@ class Administration:
     async def update_weights(self, _request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         raise FailedPrecondition("a worker has the weights that its scheduler orders: ask that to update them")
 
+    async def init_weights_update_group(
+        self, _request: pb.InitWeightsUpdateGroupRequest
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        raise FailedPrecondition("a worker joins the groups that its scheduler orders: ask that")
+
+    async def destroy_weights_update_group(
+        self, _request: pb.DestroyWeightsUpdateGroupRequest
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        raise FailedPrecondition("a worker leaves the groups that its scheduler orders: ask that")
+
     async def sleep(self, _request: pb.SleepRequest) -> pb.SleepResponse:
         raise FailedPrecondition("a worker sleeps when its scheduler orders it: ask that")
 

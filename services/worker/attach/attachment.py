@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
@@ -25,7 +24,7 @@ log = logger("worker.attachment")
 FIRST_INTERVAL_S = 1.0  # until the scheduler names the heartbeat interval
 
 SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
-FetchWeights = Callable[[pb.StageWeights], Awaitable[Path]]
+FetchWeights = Callable[[pb.StageWeights], Awaitable[None]]
 Welcomed = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
@@ -70,7 +69,7 @@ class Attachment:
     def __init__(
         self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float, fetch_weights: FetchWeights
     ) -> None:
-        """`fetch_weights`: gets what comes as a stream, and returns the folder that has it then. Raises QuireError."""
+        """`fetch_weights`: gets what comes as a stream, and says in the order where it is then. Raises QuireError."""
         self._fetch_weights = fetch_weights
         self._tasks = Tasks()
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
@@ -204,6 +203,7 @@ class Attachment:
             self._engine.device_order(self, order)
             return
         order.stage_weights.spooled = ""
+        order.stage_weights.ClearField("broadcast")
         if order.stage_weights.stream_id:
             self._tasks.start("the fetch of weights", self._fetch_and_stage(order, self._num_drops))
         else:
@@ -212,7 +212,7 @@ class Attachment:
     async def _fetch_and_stage(self, order: pb.DeviceOrder, num_drops: int) -> None:
         """`num_drops`: when it was ordered."""
         try:
-            folder = await self._fetch_weights(order.stage_weights)
+            await self._fetch_weights(order.stage_weights)
             if self._num_drops > num_drops:  # staged now they would stay, and on a GPU in the place of all KV
                 raise FailedPrecondition("the weights were dropped while they came")
         except QuireError as error:
@@ -222,7 +222,6 @@ class Attachment:
             failed = to_proto(Internal("the fetch of weights failed"))
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=failed))
         else:
-            order.stage_weights.spooled = str(folder)
             self._engine.device_order(self, order)
 
     def _take(self, plan: pb.StepPlan) -> None:

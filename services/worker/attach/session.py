@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -122,7 +121,7 @@ class Session:
         except TimeoutError:
             raise Unavailable(f"{address} did not prove itself in time") from None
 
-    async def _fetch_weights(self, channel: grpc.aio.Channel, order: pb.StageWeights) -> Path:
+    async def _fetch_weights(self, channel: grpc.aio.Channel, order: pb.StageWeights) -> None:
         """On a call of its own."""
         if self._spool is None:
             raise FailedPrecondition("this worker takes no weights")
@@ -130,7 +129,7 @@ class Session:
         try:
             address, known = self._route.address, self._route.is_configured
             await self._dialler.meet(call, pb.FetchWeightsRequest, SERVICE_NAME, address, known=known)
-            return await weight_fetch.fetch(call, self._hello.worker_id, order, self._spool)
+            await weight_fetch.fetch(call, self._hello.worker_id, order, self._spool)
         finally:
             call.cancel()
 

@@ -1,9 +1,9 @@
-"""Weights that a scheduler passes on as a stream, into a folder on this machine."""
+"""Weights that a scheduler passes on as a stream, into a folder on this machine; or what it says of those that a
+trainer broadcasts."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -13,8 +13,8 @@ from shared.errors import Unavailable
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
-async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> Path:
-    """`call`: a FetchWeights, behind its handshake. Raises QuireError."""
+async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> None:
+    """Says in the order what has come. `call`: a FetchWeights, behind its handshake. Raises QuireError."""
     with spool.begin() as spooling:
         try:
             await call.write(
@@ -22,7 +22,11 @@ async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: Weight
             )
             while isinstance(message := await call.read(), pb.FetchWeightsResponse):
                 if await asyncio.to_thread(spooling.take, message.piece):
-                    return spooling.keep()
+                    if (expected := spooling.expected) is not None:
+                        order.broadcast.CopyFrom(expected)
+                    else:
+                        order.spooled = str(spooling.keep())
+                    return
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the stream of weights broke off: {error.details()}") from None
         except asyncio.InvalidStateError:  # a write after the end

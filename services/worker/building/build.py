@@ -19,6 +19,7 @@ from services.worker.kv_transfer.pages import Pages
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.loading.broadcast.weights_groups import WeightsGroups
 from services.worker.models.loading.loader import load_checkpoint
 from services.worker.models.loading.weight_folders import WeightFolders
 from services.worker.models.registry import check_config, find_encoder
@@ -119,11 +120,11 @@ def _replica(
         cost_model=CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize),
         pages=_pages(settings, fitting, memory.caches, layout, drafter),
         adapters=site.place.adapters,
-        orders=_orders(settings, loaded, memory.caches),
+        orders=_orders(settings, loaded, memory.caches, WeightsGroups(site.device.torch_device, site.rank)),
     )
 
 
-def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache]) -> Orders:
+def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache], groups: WeightsGroups) -> Orders:
     weights, sleep_memory = loaded.weights, loaded.sleep_memory
     folders = WeightFolders(settings.weights_folders)
 
@@ -136,7 +137,8 @@ def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache]) 
             loaded.load_again(model, Path(settings.model))
 
     places = sleep_memory.places(memory, weights)
-    return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))
+    sleeper = Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go)
+    return Orders(weights, folders, sleeper, groups)
 
 
 def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec) -> bytes:

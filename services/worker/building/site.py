@@ -36,6 +36,7 @@ class Site:
     """Those wanted, with blocks that this model's states fit into."""
     spec: AttentionSpec
     backend: AttentionBackend
+    rank: int
 
 
 def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
@@ -54,7 +55,7 @@ def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
             is_recurrent=config.recurrent is not None,
         )
     spec = attention_spec(config, fitted.block_size, place, kv_dtype)
-    return Site(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place))
+    return Site(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), seat.rank)
 
 
 def _attention(settings: WorkerSettings, spec: AttentionSpec, place: Placement) -> AttentionBackend:

@@ -39,6 +39,7 @@ from services.worker.kv_transfer.orders import PageOrder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.reader import AdapterReader
+from services.worker.orders import BESIDE_STEPS
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
@@ -226,17 +227,17 @@ class Engine:
         self._adapters.read(order.name, order.path, order.digest, done)
 
     def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
-        """After the plans that are here; weights may be staged beside them, and are dropped after that."""
+        """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
         replica, kind = self.started.result(), order.WhichOneof("order")
-        if kind not in ("stage_weights", "drop_weights") or not replica.stages_beside_steps:
+        if kind not in BESIDE_STEPS or not replica.stages_beside_steps:
             self._inbox.put(Operate(receiver, order))
             return
 
-        def stage_or_drop() -> None:
+        def obey() -> None:
             error: Exception | None = None
             try:
                 with torch.inference_mode():
-                    replica.drop_weights() if kind == "drop_weights" else replica.stage_weights(order.stage_weights)
+                    replica.drop_weights() if kind == "drop_weights" else replica.obey_beside_steps(order)
             except BaseException as raised:  # an order without an answer would hold up all that come after it
                 error = as_failure(raised)
             if not self._outcomes.takes(receiver):
@@ -245,7 +246,7 @@ class Engine:
 
         if self._stager is None:
             self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
-        self._stager.submit(stage_or_drop)
+        self._stager.submit(obey)
 
     @property
     def _max_adapters(self) -> int:

@@ -71,6 +71,9 @@ class WorkerPeer:
     hold_orders: dict[str, asyncio.Event] = field(default_factory=dict)  # answers to a kind of them wait for it
     fetched: list[WeightsPiece] = field(default_factory=list)
     operated: list[str] = field(default_factory=list)  # device orders, by kind
+    stages_beside_steps: bool = True
+    joins: list[worker_pb2.JoinWeightsGroup] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)  # of trainers that it is in
     dialler: Dialler = field(default_factory=Dialler)
 
     async def run(self) -> None:
@@ -169,6 +172,11 @@ class WorkerPeer:
             self.has_weights, self.staged = self.staged, None
         elif kind == "drop_weights":
             self.staged = None
+        elif kind == "join_weights_group":
+            self.joins.append(order.join_weights_group)
+            self.groups.add(order.join_weights_group.group_name)
+        elif kind == "leave_weights_group":
+            self.groups.discard(order.leave_weights_group.group_name)
         elif kind == "sleep":
             self.asleep, self.sleep_level = ["kv_cache", "weights"], order.sleep.level
         elif kind == "wake_up":
@@ -224,7 +232,7 @@ class WorkerPeer:
             weights=self.has_weights,
             asleep=self.asleep,
             sleep_level=self.sleep_level,
-            stages_beside_steps=True,
+            stages_beside_steps=self.stages_beside_steps,
         )
         hello.MergeFrom(self.hello)
         return hello

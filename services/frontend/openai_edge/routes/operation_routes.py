@@ -1,9 +1,10 @@
 """What loops of reinforcement learning ask of a server, for operators, under the names that vLLM and SGLang have:
-/pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /update_weights_from_disk."""
+/pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /update_weights_from_disk, and of a trainer's process group
+/init_weights_update_group, /update_weights_from_distributed, /destroy_weights_update_group."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
@@ -13,7 +14,11 @@ from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.router import Router
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
+from shared.weights_heads import DEFAULT_GROUP, HEADS_IN_A_PIECE, tensor_heads
 
+MOST_RANKS = 1 << 16
+Seconds = Annotated[float, Field(gt=0, le=540)]
 Mode = Literal["keep", "abort", "wait"]
 Tag = Literal["weights", "kv_cache"]
 MODES: dict[str, pb.PauseMode] = {
@@ -34,6 +39,43 @@ class UpdateWeightsBody(BaseModel):
     abort_all_requests: bool = Field(False, description="SGLang's word for mode abort")
 
 
+class JoinGroupBody(BaseModel):
+    """POST /init_weights_update_group"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    master_address: str = Field(description="where the trainer's TCPStore listens, as workers reach it")
+    master_port: Annotated[int, Field(ge=1, le=65535)]
+    rank_offset: Annotated[int, Field(ge=1, le=MOST_RANKS)] = Field(1, description="the first rank of a worker")
+    world_size: Annotated[int, Field(ge=2, le=MOST_RANKS)] = Field(description="ranks of workers, trainer and others")
+    group_name: str = Field("", description="empty: weight_update_group")
+    backend: Literal["nccl", "gloo"] = "nccl"
+    timeout_s: Seconds = Field(120, description="within which all are to join")
+
+
+class BroadcastBody(BaseModel):
+    """POST /update_weights_from_distributed"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    names: list[str] = Field(description="of the tensors, in the order in which they are broadcast")
+    dtypes: list[str] = Field(description='as torch calls them: "bfloat16"')
+    shapes: list[list[Annotated[int, Field(ge=0, lt=1 << 48)]]]
+    group_name: str = Field("", description="empty: weight_update_group")
+    weight_version: str = Field("", description="what answers are to call the weights; empty: a number")
+    mode: Mode = Field("wait", description="requests that are there: wait for their ends, keep them, or abort them")
+    abort_all_requests: bool = Field(False, description="SGLang's word for mode abort")
+    timeout_s: Seconds = Field(120, description="within which all of them are to come")
+
+
+class LeaveGroupBody(BaseModel):
+    """POST /destroy_weights_update_group"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group_name: str = Field("", description="empty: weight_update_group")
+
+
 class OperationRoutes:
     """Who may call them is seen to before (http/middleware.py: OperatorGuard)."""
 
@@ -52,6 +94,9 @@ class OperationRoutes:
             ("/sleep", self.sleep),
             ("/wake_up", self.wake_up),
             ("/update_weights_from_disk", self.update_weights),
+            ("/init_weights_update_group", self.init_weights_update_group),
+            ("/update_weights_from_distributed", self.update_weights_from_distributed),
+            ("/destroy_weights_update_group", self.destroy_weights_update_group),
         ):
             self.router.add_api_route(path, call, methods=["POST"])
         self.router.add_api_route("/is_paused", self.is_paused, methods=["GET"])
@@ -76,9 +121,25 @@ class OperationRoutes:
     async def update_weights(self, body: UpdateWeightsBody) -> dict[str, Any]:
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(path=body.model_path, weight_version=body.weight_version, mode=mode)
-        updated = await self._schedulers.update_weights(request)
-        message = f"{updated.num_workers} workers have the weights"
-        return {"success": True, "message": message, "weight_version": updated.weight_version}
+        return _told(await self._schedulers.update_weights(request))
+
+    async def init_weights_update_group(self, body: JoinGroupBody) -> dict[str, Any]:
+        request = pb.InitWeightsUpdateGroupRequest(
+            **body.model_dump(exclude={"timeout_s"}), timeout_ms=round(body.timeout_s * 1000)
+        )
+        joined = await self._schedulers.init_weights_update_group(request)
+        return {"success": True, "message": f"{joined.num_ranks} ranks are in the group"}
+
+    async def update_weights_from_distributed(self, body: BroadcastBody) -> dict[str, Any]:
+        mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
+        request = pb.UpdateWeightsRequest(weight_version=body.weight_version, mode=mode)
+        return _told(await self._schedulers.update_weights(request, _announced(body)))
+
+    async def destroy_weights_update_group(self, body: LeaveGroupBody) -> dict[str, Any]:
+        await self._schedulers.destroy_weights_update_group(
+            pb.DestroyWeightsUpdateGroupRequest(group_name=body.group_name)
+        )
+        return {"success": True, "message": "no worker is in the group"}
 
     async def is_paused(self) -> dict[str, bool]:
         return {"is_paused": await self._any(pb.STATE_PAUSED)}
@@ -90,3 +151,18 @@ class OperationRoutes:
         """Whether a scheduler is in it."""
         services = await self._services()
         return any(service.role == pb.ROLE_SCHEDULER and service.state == state for service in services)
+
+
+def _told(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
+    message = f"{updated.num_workers} workers have the weights"
+    return {"success": True, "message": message, "weight_version": updated.weight_version}
+
+
+async def _announced(body: BroadcastBody) -> AsyncIterator[WeightsPiece]:
+    """As a stream says it. Raises InvalidArgument."""
+    heads = tensor_heads(body.names, body.dtypes, body.shapes)
+    for start in range(0, len(heads), HEADS_IN_A_PIECE):
+        yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE]))
+    content = BroadcastContent(group_name=body.group_name or DEFAULT_GROUP, timeout_ms=round(body.timeout_s * 1000))
+    yield WeightsPiece(broadcast=content)
+    yield WeightsPiece(end=b"")

@@ -88,12 +88,31 @@ def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) ->
     _load(model, sources, "what is given")
 
 
+def check_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises what load_tensors() would of these, of which nothing is read: they may be on the device "meta"."""
+    sources = ((name, Source(tensor.shape, partial(_same, tensor), tensor)) for name, tensor in tensors)
+    _place(model, sources, "what is given", take=_check)
+
+
 def _load(
     model: LoadableModel,
     sources: Iterable[tuple[str, Source]],
     given: str,
     is_elsewhere: Callable[[str], bool] = lambda _: False,
 ) -> None:
+    _place(model, sources, given, is_elsewhere)
+    model.finish()
+
+
+def _place(
+    model: LoadableModel,
+    sources: Iterable[tuple[str, Source]],
+    given: str,
+    is_elsewhere: Callable[[str], bool] = lambda _: False,
+    take: Callable[[str, Source, Destination], None] | None = None,
+) -> None:
+    """`take`: None to copy each."""
+    take = take or _copy
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected, passed_over = [], frozenset(model.passed_over)
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
@@ -102,9 +121,9 @@ def _load(
         name = _full(_usual(written), known)
         destination = missing.pop(name, None)
         if destination is not None:
-            _copy(name, source, destination)
+            take(name, source, destination)
         elif name in alternatives:
-            _copy(name, source, alternatives[name].destination)
+            take(name, source, alternatives[name].destination)
             for covered in alternatives[name].instead_of:
                 missing.pop(covered, None)
         elif (
@@ -116,7 +135,6 @@ def _load(
             unexpected.append(name)
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
-    model.finish()
 
 
 def _full(name: str, known: Collection[str]) -> str:
@@ -179,13 +197,24 @@ def _copy(name: str, source: Source, destination: Destination) -> None:
         _copy_parts(name, source, destination)
         return
     tensor = source.read()
-    _check_kind(name, tensor, destination)
+    _check_tensor(name, tensor, destination)
     if not destination.numel():  # as large as the checkpoint's
         destination.resize_(tensor.shape)
-    if tensor.numel() == destination.numel() == 1:
-        tensor = tensor.view(destination.shape)
-    _check_shape(name, tensor.shape, destination.shape)
-    destination.copy_(tensor)
+    destination.copy_(tensor.view(destination.shape) if tensor.numel() == 1 else tensor)
+
+
+def _check(name: str, source: Source, destination: Destination) -> None:
+    if isinstance(destination, TensorPart):
+        _check_shape(name, source.shape, destination.shape)
+        _check_kind(name, source.read(), destination.tensor)
+    else:
+        _check_tensor(name, source.read(), destination)
+
+
+def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
+    _check_kind(name, tensor, destination)
+    if destination.numel() and not tensor.numel() == destination.numel() == 1:
+        _check_shape(name, tensor.shape, destination.shape)
 
 
 def _copy_parts(name: str, source: Source, destination: TensorPart) -> None:
@@ -228,6 +257,10 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
         except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _source(held: Tensor) -> Source:

@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 
 from services.worker.models.loading import shared_content
 from shared.errors import InvalidArgument, ResourceExhausted
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead, WeightsPiece
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, WeightsPiece
+from shared.pb.worker.v1 import worker_pb2
+from shared.weights_heads import DEFAULT_GROUP
 
 FILE = "model.safetensors"
 ELEMENT_BYTES = {
@@ -25,6 +27,7 @@ ELEMENT_BYTES = {
 MOST_TENSORS = 1 << 20
 LONGEST_NAME = 512
 MOST_DIMENSIONS = 8
+MOST_TIMEOUT_MS = 540_000  # of a broadcast: shorter than the time for an order
 GIB = 1 << 30
 
 
@@ -82,6 +85,7 @@ class Spooling:
         self._num_due = self._num_written = 0
         self._digest = hashlib.sha256()
         self._is_shared: bool | None = None  # None: no content has come yet
+        self._broadcast: BroadcastContent | None = None
         self._file: BinaryIO | None = None
         self.is_kept = False
 
@@ -101,12 +105,28 @@ class Spooling:
                     self._check_room(run.bytes)
                     for chunk in shared_content.chunks(piece.shared.host, run):
                         self._write(chunk)
+            case "broadcast":
+                self._check_kind(shared=True)
+                if piece.broadcast.timeout_ms > MOST_TIMEOUT_MS:
+                    text = f"timeout_ms: at most {MOST_TIMEOUT_MS}, not {piece.broadcast.timeout_ms}"
+                    raise InvalidArgument(text, field="timeout_ms")
+                self._broadcast = piece.broadcast
+                self._broadcast.group_name = self._broadcast.group_name or DEFAULT_GROUP
             case "end":
                 self._finish(piece.end)
                 return True
             case _:
                 raise InvalidArgument("piece: heads, content, where it lies, or the end", field="piece")
         return False
+
+    @property
+    def expected(self) -> worker_pb2.ExpectedBroadcast | None:
+        """What is to come otherwise, so that there is nothing to keep."""
+        if self._broadcast is None:
+            return None
+        named = self._heads.items()
+        heads = [TensorHead(name=name, dtype=head["dtype"], shape=head["shape"]) for name, head in named]
+        return worker_pb2.ExpectedBroadcast(content=self._broadcast, tensors=heads)
 
     def keep(self) -> Path:
         """The folder; it stays."""
@@ -136,8 +156,9 @@ class Spooling:
         self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
 
     def _check_kind(self, *, shared: bool) -> None:
-        if self._is_shared not in (None, shared):
-            raise InvalidArgument("piece: content comes in pieces or lies in shared memory, not both", field="piece")
+        if self._is_shared not in (None, shared) or self._broadcast is not None:
+            text = "piece: content comes in pieces, lies in shared memory or is broadcast, and is one of these"
+            raise InvalidArgument(text, field="piece")
         self._is_shared = shared
 
     def _check_room(self, num_bytes: int) -> None:
@@ -159,6 +180,8 @@ class Spooling:
         return self._file
 
     def _finish(self, digest: bytes) -> None:
+        if self._broadcast is not None and not digest:
+            return
         if self._num_written != self._num_due:
             text = f"content: {self._num_written} bytes for tensors of {self._num_due}"
             raise InvalidArgument(text, field="content")

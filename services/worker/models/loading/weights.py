@@ -9,6 +9,7 @@ the new ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from services.worker.layers.placement import LoadsItself, Placement
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loading.loader import load_checkpoint, load_tensors
+from services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
 from services.worker.models.registry import find_model, read_model_config
 from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from shared.models.model_identity import read_config
@@ -38,6 +39,7 @@ class WeightsId:
     version: str = AT_START
     path: str = ""  # as the update named it
     spooled: str = ""  # the folder that they were put in, of those that came as a stream
+    is_kept: bool = True  # they can be read again: not those of tensors that somebody has handed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Weights:
         """`remake`: another `model`, without weights."""
         self._model, self._remake, self._place = model, remake, place
         self._staged: Staged | None = None
+        self._expected: tuple[WeightsId, CausalLM] | None = None
         self.id = WeightsId()
 
     @property
@@ -83,18 +86,37 @@ class Weights:
     def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
         """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
         ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
-        self._staged = None
+        self.drop()
         self.check_possible()
         if isinstance(source, Path) and not staged_id.spooled:
             self._check_config(source)
-        try:
+        with _room():
             fresh = self._remake()
             if isinstance(source, Path):
                 load_checkpoint(fresh, source)
             else:
                 load_tensors(fresh, source)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise ResourceExhausted("there is no memory for the new weights beside the old ones") from None
+        self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
+
+    def expect(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
+        """Has memory for weights that are still to come, and has checked their names, shapes and dtypes (`tensors` may
+        be on the device "meta"). Raises as stage()."""
+        self.drop()
+        self.check_possible()
+        with _room():
+            fresh = self._remake()
+        check_tensors(fresh, tensors)
+        self._expected = staged_id, fresh
+
+    def receive(self, tensors: Iterable[tuple[str, Tensor]], update: int) -> None:
+        """Stages what was expected as this update, each tensor as it comes. Raises as stage(), and FailedPrecondition
+        if nothing was expected."""
+        expected, self._expected = self._expected, None
+        if expected is None or expected[0].update != update:
+            raise FailedPrecondition(f"no weights are expected as update {update}")
+        staged_id, fresh = expected
+        with _room():
+            load_tensors(fresh, tensors)
         self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
 
     def swap(self, update: int) -> None:
@@ -127,8 +149,8 @@ class Weights:
         self._copy([*_pairs(self._model, fresh, set())])
 
     def drop(self) -> None:
-        """What was staged and not swapped in."""
-        self._staged = None
+        """What was staged and not swapped in, or was expected."""
+        self._staged = self._expected = None
 
     def check_possible(self) -> None:
         """Raises FailedPrecondition where others hold them as well."""
@@ -157,6 +179,14 @@ class Weights:
             name = wrong[0]
             text = f"its {name} is {getattr(found, name)}, that of the model served {getattr(config, name)}"
             raise InvalidArgument(f"model: {folder} is another model: {text}", field="model")
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise ResourceExhausted("there is no memory for the new weights beside the old ones") from None
 
 
 def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -369,7 +369,8 @@ class StagingReplica(PaperReplica):
         super().__init__()
         self.begun, self.done = threading.Event(), threading.Event()
 
-    def stage_weights(self, order: pb.StageWeights) -> None:
+    def obey_beside_steps(self, order: pb.DeviceOrder) -> None:
+        assert order.HasField("stage_weights")
         self.begun.set()
         assert self.done.wait(PATIENCE_S)
         self._note("stage")
@@ -401,10 +402,10 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
 async def test_an_order_is_answered_whatever_the_library_that_reads_weights_raises() -> None:
     replica, inbox = StagingReplica(), Inbox()
 
-    def panic(_order: pb.StageWeights) -> None:
+    def panic(_order: pb.DeviceOrder) -> None:
         raise Panic("index out of bounds")
 
-    replica.stage_weights = panic  # type: ignore[method-assign]
+    replica.obey_beside_steps = panic  # type: ignore[method-assign]
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
     await engine.rest(inbox)
     engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))

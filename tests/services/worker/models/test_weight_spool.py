@@ -16,7 +16,7 @@ from quire import weights_stream
 from services.worker.models.loading.weight_spool import FILE, WeightSpool
 from shared.errors import InvalidArgument, ResourceExhausted
 from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
 
 MIB = 1 << 20
 
@@ -139,3 +139,22 @@ def test_a_folder_that_somebody_has_cleaned_away_is_made_again(spool: WeightSpoo
     tmp_path.rmdir()
     with pytest.raises(ResourceExhausted, match="No such file"), spool.begin():
         pass
+
+
+def test_of_what_is_broadcast_the_heads_are_all_there_is(spool: WeightSpool, tmp_path: Path) -> None:
+    with spool.begin() as spooling:
+        for piece in (head(), head(name="b", dtype="BF16", shape=[])):
+            assert not spooling.take(piece)
+        assert spooling.expected is None
+        assert not spooling.take(WeightsPiece(broadcast=BroadcastContent(timeout_ms=7)))
+        for more in (WeightsPiece(content=b"x"), WeightsPiece(broadcast=BroadcastContent())):
+            with pytest.raises(InvalidArgument, match="piece: content comes in pieces, lies in shared memory or is"):
+                spooling.take(more)
+        assert spooling.take(WeightsPiece(end=b""))
+        expected = spooling.expected
+    assert expected is not None
+    assert (expected.content.group_name, expected.content.timeout_ms) == ("weight_update_group", 7)
+    assert [(one.name, one.dtype, [*one.shape]) for one in expected.tensors] == [("a", "F32", [2]), ("b", "BF16", [])]
+    assert not [*tmp_path.rglob(FILE)]
+    with spool.begin() as spooling, pytest.raises(InvalidArgument, match="timeout_ms: at most 540000, not 540001"):
+        spooling.take(WeightsPiece(broadcast=BroadcastContent(timeout_ms=540_001)))

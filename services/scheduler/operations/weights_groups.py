@@ -1,0 +1,153 @@
+"""Groups in which a trainer broadcasts weights to all ranks of all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
+from services.scheduler.operations import quiet
+from services.scheduler.operations.keeping_up import UNDER_WAY
+from services.scheduler.replicas.orders import named
+from services.scheduler.replicas.replica import Replica
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
+from shared.weights_heads import DEFAULT_GROUP
+
+log = logger("weights")
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+BACKENDS = ("nccl", "gloo")
+LONGEST_ADDRESS = 255
+MOST_RANKS = 1 << 16
+MOST_TIMEOUT_MS = 540_000  # shorter than a worker's time for an order
+DEFAULT_TIMEOUT_MS = 120_000
+
+
+class WeightsGroups:
+    """Who is in which is known by the workers alone: what was there before this scheduler is there still."""
+
+    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+        """`changing`: is held by whoever changes what is on devices."""
+        self._cluster, self._changing = cluster, changing
+
+    async def init(
+        self, request: pb.InitWeightsUpdateGroupRequest, first_rank: int = 0, num_ranks: int = 0
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        """All workers are members, or none. `first_rank`: of these workers, which have `num_ranks` together; 0: there
+        are no others. Raises QuireError."""
+        order = _checked(request)
+        if self._changing.locked():
+            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
+        async with self._changing:
+            replicas = self._replicas()
+            orders = _join_orders(order, first_rank or request.rank_offset, replicas)
+            count = sum(_num_ranks(replica) for replica in replicas)
+            if num_ranks and count != num_ranks:
+                raise FailedPrecondition(f"workers came or went meanwhile: they have {count} ranks, not {num_ranks}")
+            _check_size(request, count)
+            await self._join(order.group_name, replicas, orders)
+        log.info("in a trainer's group", group=order.group_name, ranks=count, backend=order.backend)
+        return pb.InitWeightsUpdateGroupResponse(num_ranks=count)
+
+    async def destroy(self, request: pb.DestroyWeightsUpdateGroupRequest) -> pb.DestroyWeightsUpdateGroupResponse:
+        """Behind what is under way. Raises QuireError."""
+        name = _name(request.group_name)
+        async with self._changing:
+            replicas = self._replicas()
+            await self._order(replicas, [leaving(name) for _ in replicas])
+        return pb.DestroyWeightsUpdateGroupResponse()
+
+    def _replicas(self) -> list[Replica]:
+        there = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
+        return sorted(there, key=lambda replica: replica.id)
+
+    async def _join(self, name: str, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
+        try:
+            await self._order(replicas, orders)
+        except BaseException:
+            for replica in replicas:
+                replica.orders.tell(leaving(name))
+            raise
+
+    async def _order(self, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
+        """Raises the first refusal: the others may wait for the one who refuses."""
+        holds = not all(replica.hello.stages_beside_steps for replica in replicas)
+        if holds:
+            await quiet.hold(self._cluster, Hold.WEIGHTS, pb.PAUSE_MODE_KEEP)
+        try:
+            await asyncio.gather(*(obeyed(*pair) for pair in zip(replicas, orders, strict=True)))
+        finally:
+            if holds:
+                self._cluster.hold(Hold.WEIGHTS, False)
+
+
+async def obeyed(replica: Replica, order: worker_pb2.DeviceOrder) -> None:
+    """Raises QuireError, with the worker's name."""
+    try:
+        await replica.orders.give(order)
+    except QuireError as error:
+        raise named(replica.id, error) from None
+
+
+def leaving(name: str) -> worker_pb2.DeviceOrder:
+    return worker_pb2.DeviceOrder(leave_weights_group=worker_pb2.LeaveWeightsGroup(group_name=name))
+
+
+def _check_size(request: pb.InitWeightsUpdateGroupRequest, count: int) -> None:
+    """Raises InvalidArgument where the group has no room for so many ranks, Unavailable where there are none."""
+    if not count:
+        raise Unavailable("no worker is there that could join a group", retry_after_ms=1000)
+    if request.rank_offset + count > request.world_size:
+        text = f"world_size: {request.world_size}, but {count} ranks of workers from {request.rank_offset} on"
+        raise InvalidArgument(f"{text} make {request.rank_offset + count}", field="world_size")
+
+
+def _num_ranks(replica: Replica) -> int:
+    return replica.hello.num_ranks or 1
+
+
+def _join_orders(
+    order: worker_pb2.JoinWeightsGroup, first_rank: int, replicas: Sequence[Replica]
+) -> list[worker_pb2.DeviceOrder]:
+    orders = []
+    for replica in replicas:
+        order.first_rank = first_rank
+        orders.append(worker_pb2.DeviceOrder(join_weights_group=order))
+        first_rank += _num_ranks(replica)
+    return orders
+
+
+def _name(name: str) -> str:
+    if not NAME.fullmatch(name or DEFAULT_GROUP):
+        text = f'group_name: 1 to 64 letters, digits, "_", "-" and ".", not {name!r:.80}'
+        raise InvalidArgument(text, field="group_name")
+    return name or DEFAULT_GROUP
+
+
+def _checked(request: pb.InitWeightsUpdateGroupRequest) -> worker_pb2.JoinWeightsGroup:
+    address, backend = request.master_address, request.backend or BACKENDS[0]
+    if not (0 < len(address) <= LONGEST_ADDRESS) or not address.isprintable() or " " in address:
+        raise InvalidArgument(f"master_address: {address!r:.80} is no host", field="master_address")
+    for name, value, least, most in (
+        ("master_port", request.master_port, 1, 65535),
+        ("rank_offset", request.rank_offset, 1, MOST_RANKS),
+        ("world_size", request.world_size, 2, MOST_RANKS),
+        ("timeout_ms", request.timeout_ms, 0, MOST_TIMEOUT_MS),
+    ):
+        if not least <= value <= most:
+            raise InvalidArgument(f"{name}: {least} to {most}, not {value}", field=name)
+    if backend not in BACKENDS:
+        raise InvalidArgument(f"backend: {' or '.join(BACKENDS)}, not {backend!r:.40}", field="backend")
+    return worker_pb2.JoinWeightsGroup(
+        master_address=address,
+        master_port=request.master_port,
+        world_size=request.world_size,
+        group_name=_name(request.group_name),
+        backend=backend,
+        timeout_ms=request.timeout_ms or DEFAULT_TIMEOUT_MS,
+    )

@@ -1,0 +1,1 @@
+"""Weights that a trainer broadcasts in a process group of torch.distributed."""

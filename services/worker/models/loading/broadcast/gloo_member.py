@@ -1,0 +1,100 @@
+"""A member of a gloo group that lives in a process of its own (gloo_receiver.py), and what it has received.
+
+gloo ends the process that it runs in when more bytes come than were expected: a trainer that leaves a tensor out would
+end a worker. A process of its own can also be ended while it waits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.models.loading.broadcast import gloo_receiver
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+# Of a process that may be slow on a busy machine, and imports torch: its own times are shorter, and end first.
+PATIENCE_S = 60.0
+
+
+class GlooMember:
+    """See Member."""
+
+    def __init__(self, order: pb.JoinWeightsGroup, rank: int) -> None:
+        """Returns when all members are there. Raises RuntimeError."""
+        self._memory = os.memfd_create("quire-weights", os.MFD_CLOEXEC)
+        self._process = subprocess.Popen(
+            [sys.executable, gloo_receiver.__file__, str(self._memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._memory,),
+        )
+        timeout_s = order.timeout_ms / 1000
+        try:
+            self._ask(
+                timeout_s + PATIENCE_S,
+                host=order.master_address,
+                port=order.master_port,
+                rank=rank,
+                size=order.world_size,
+                name=order.group_name,
+                timeout_s=timeout_s,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def say(self, key: str) -> None:
+        self._ask(PATIENCE_S, key=key)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if os.fstat(self._memory).st_size < num_bytes:  # it never shrinks: somebody may still look at what came before
+            os.ftruncate(self._memory, num_bytes)
+        self._ask(timeout_s + PATIENCE_S, num_bytes=num_bytes, timeout_s=timeout_s)
+        content = mmap.mmap(self._memory, num_bytes)
+        return torch.frombuffer(content, dtype=dtype).view(tuple(shape))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        os.close(self._memory)
+
+    def _ask(self, patience_s: float, **question: Any) -> None:
+        """Raises RuntimeError, ValueError with what it answers."""
+        pipe, answers = self._process.stdin, self._process.stdout
+        assert pipe is not None
+        assert answers is not None
+        try:
+            pipe.write(json.dumps(question).encode() + b"\n")
+            pipe.flush()
+        except OSError:
+            raise self._ended() from None
+        deadline, said = time.monotonic() + patience_s, b""
+        while not said.endswith(b"\n"):
+            ready, _, _ = select.select([answers], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise RuntimeError(f"no answer within {patience_s:g} s")
+            if not (part := os.read(answers.fileno(), 1 << 16)):
+                raise self._ended()
+            said += part
+        answer = json.loads(said)
+        if "wrong" in answer:
+            raise ValueError(answer["wrong"])
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+
+    def _ended(self) -> Exception:
+        if self._process.wait() == gloo_receiver.ABORTED:
+            return ValueError("the trainer has sent more bytes than it has announced")
+        return RuntimeError(f"its process has ended with status {self._process.returncode}")

@@ -1,0 +1,70 @@
+"""A member of an NCCL group, in the worker's own process: what is broadcast lies on its GPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, MARK_BYTES
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+LOOK_S = 0.0005
+ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+class NcclMember:
+    """See Member."""
+
+    def __init__(self, order: pb.JoinWeightsGroup, rank: int, device: torch.device) -> None:
+        """Members meet with the first broadcast. Raises RuntimeError."""
+        self._device, timeout = device, timedelta(milliseconds=order.timeout_ms)
+        host, port, name, size = order.master_address, order.master_port, order.group_name, order.world_size
+        self._store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+        self.say(f"{name}/joining/{rank}")  # to a trainer that waits for it
+        # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
+        prefixed = PrefixStore("cuda/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        before = os.environ.get(ERRORS)
+        os.environ[ERRORS] = "0"  # read when a group is made: a trainer that is gone must not end this process
+        try:
+            self._group: Any = distributed.ProcessGroupNCCL(prefixed, rank, size, options)
+        finally:
+            if before is None:
+                del os.environ[ERRORS]
+            else:
+                os.environ[ERRORS] = before
+
+    def say(self, key: str) -> None:
+        self._store.set(key, "1")
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
+        """Its end has a mark, as gloo's."""
+        content = torch.empty(math.prod(shape), dtype=dtype, device=self._device)
+        end = content.view(torch.uint8)[-MARK_BYTES:]
+        mark = torch.randint(256, end.shape, dtype=torch.uint8, device=self._device)
+        end.copy_(mark)
+        options = distributed.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        work = self._group.broadcast([content], options)
+        while not work.is_completed():  # NCCL's own wait ends the process when it has been too long
+            if time.monotonic() >= deadline:
+                raise RuntimeError("too late")
+            time.sleep(LOOK_S)
+        work.wait()
+        if len(end) >= LEAST_MARKED and bool((end == mark).all()):
+            raise ValueError("the trainer has sent fewer bytes than it has announced")
+        return content.view(tuple(shape))
+
+    def close(self) -> None:
+        self._group.abort()
+        self._group = None

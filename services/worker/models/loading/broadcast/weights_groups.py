@@ -1,0 +1,134 @@
+"""Process groups of torch.distributed in which a trainer is rank 0, and the tensors that it broadcasts in them.
+
+They are groups of their own, beside the one of a worker's ranks. What their members have sent or received is not known
+any more once something has failed, so that such a group is left.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.worker.models.loading.broadcast.gloo_member import GlooMember
+from services.worker.models.loading.broadcast.nccl_member import NcclMember
+from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+# As safetensors names them.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+DEFAULT_TIMEOUT_MS = 120_000
+TOLERANCE_S = 0.01  # torch counts in milliseconds
+
+
+class Member(Protocol):
+    """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else."""
+
+    def say(self, key: str) -> None:
+        """To a trainer that looks for this key in the store."""
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
+        """The next broadcast; good until the one after it."""
+
+    def close(self) -> None: ...
+
+
+class WeightsGroups:
+    """Of one rank of a worker. One thread at a time."""
+
+    def __init__(self, device: torch.device, rank: int = 0) -> None:
+        """`rank`: among those of the worker."""
+        self._device, self._rank = device, rank
+        self._groups: dict[str, WeightsGroup] = {}
+
+    def join(self, order: pb.JoinWeightsGroup) -> None:
+        """Returns when all members are there; one of the same name is left: its trainer has begun anew. Raises
+        QuireError."""
+        self.leave(name := order.group_name)
+        if order.backend == "nccl" and self._device.type != "cuda":
+            text = f"backend: nccl is for GPUs, and this worker computes on {self._device.type}: gloo is for both"
+            raise InvalidArgument(text, field="backend")
+        rank = order.first_rank + self._rank
+        try:
+            member = NcclMember(order, rank, self._device) if order.backend == "nccl" else GlooMember(order, rank)
+        except RuntimeError as error:
+            where = f"{order.master_address}:{order.master_port}"
+            text = f"group {name!r}: as rank {rank} of {order.world_size} at {where}: {_said(error)}"
+            raise Unavailable(text) from None
+        self._groups[name] = WeightsGroup(name, member)
+
+    def find(self, name: str) -> WeightsGroup:
+        """Raises FailedPrecondition."""
+        if name not in self._groups:
+            text = f"group_name: this worker is in no group {name!r}: init_weights_update_group has it join one"
+            raise FailedPrecondition(text, field="group_name")
+        return self._groups[name]
+
+    @contextmanager
+    def receiving(self, expected: pb.ExpectedBroadcast) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """All tensors, each good until the next is asked for. What fails meanwhile ends the group: of what does not
+        come it raises Unavailable, of what is something else InvalidArgument."""
+        name = expected.content.group_name
+        group = self.find(name)
+        try:
+            timeout_ms = expected.content.timeout_ms or DEFAULT_TIMEOUT_MS
+            yield group.tensors(expected.tensors, timeout_ms / 1000)
+        except BaseException:
+            self.leave(name)
+            raise
+
+    def leave(self, name: str) -> None:
+        """Whether there is one or not."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            group.member.close()
+
+
+class WeightsGroup:
+    """One group, as one that receives."""
+
+    def __init__(self, name: str, member: Member) -> None:
+        self._name, self.member = name, member
+        self._num_updates = 0
+
+    def tensors(self, heads: Sequence[TensorHead], timeout_s: float) -> Iterator[tuple[str, Tensor]]:
+        """Those that have elements are broadcast."""
+        deadline = time.monotonic() + timeout_s
+        for number, head in enumerate(heads, 1):
+            where = f"group {self._name!r}: {head.name} (tensor {number} of {len(heads)})"
+            try:
+                if number == 1:
+                    self._say_ready()
+                yield head.name, self._received(head, deadline)
+            except ValueError as error:
+                raise InvalidArgument(f"{where}: {error}", field="shapes") from None
+            except RuntimeError as error:
+                is_late = time.monotonic() >= deadline - TOLERANCE_S
+                what = f"did not come within {timeout_s:g} s" if is_late else f"did not come: {_said(error)}"
+                raise Unavailable(f"{where} {what}") from None
+
+    def _say_ready(self) -> None:
+        """To a trainer that waits for it, so that it sends nothing that is refused."""
+        self.member.say(f"{self._name}/receiving/{self._num_updates}")
+        self._num_updates += 1
+
+    def _received(self, head: TensorHead, deadline: float) -> Tensor:
+        dtype, shape = DTYPES[head.dtype], tuple(head.shape)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        return self.member.receive(shape, dtype, max(deadline - time.monotonic(), 0.001))
+
+
+def _said(error: Exception) -> str:
+    """Of several lines and addresses of code the first."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,53 @@
+"""Weights that a trainer broadcasts over NCCL: NCCL takes no two members on one GPU, so that it takes two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire import Client, SamplingParams, WeightsUpdateGroup
+from shared.errors import InvalidArgument, Unavailable
+from tests.e2e.conftest import running_cluster
+from tests.e2e.operations.test_weights import NORM, PROMPT, folder_of, shake
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Of a worker on the first GPU; the trainer has the second."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    torch.cuda.set_device(1)
+    worker = {"device": "cuda", "dtype": "float32", "num_blocks": 400}
+    with running_cluster(redis="none", worker=worker) as cluster, Client(cluster.grpc_address) as connected:
+        yield connected
+
+
+def test_a_worker_takes_what_is_broadcast_and_outlives_a_trainer_that_stops(client: Client, tmp_path: Path) -> None:
+    tensors = load_file(next(folder_of(tmp_path / "step-1", shake(1)).glob("*.safetensors")))
+    (before,) = client.generate(PROMPT, GREEDY)
+    client.update_weights_from_tensor(tensors.items(), "streamed")
+    (wanted,) = client.generate(PROMPT, GREEDY)
+    assert wanted.outputs[0].token_ids != before.outputs[0].token_ids
+    with WeightsUpdateGroup(client) as group:
+        with pytest.raises(InvalidArgument, match=NORM):
+            group.update({**tensors, NORM: torch.zeros(3)}.items())
+        assert group.update(tensors.items(), "broadcast") == "broadcast"
+        (after,) = client.generate(PROMPT, GREEDY)
+        assert (after.weight_version, after.cached_tokens) == ("broadcast", 0)
+        assert after.outputs[0].token_ids == wanted.outputs[0].token_ids
+        group._timeout_s = 5.0
+        send = WeightsUpdateGroup._send
+        left = [*tensors.values()][-1]
+        group._send = lambda tensor, asked: tensor is left or send(group, tensor, asked)  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="did not come within 5 s"):
+            group.update(tensors.items(), "never")
+    assert client.generate(PROMPT, GREEDY)[0].outputs == after.outputs
+    assert client.update_weights_from_tensor(tensors.items(), "streamed again") == "streamed again"

@@ -1,0 +1,164 @@
+"""Groups in which a trainer broadcasts weights: every rank of every worker has one place, and all are in it or none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, WeightsPiece
+from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.pb.worker.v1 import worker_pb2
+from shared.rpc.channel import connect
+from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.test_weight_streams import PIECES, administering, send
+from tests.services.scheduler.operations.test_weights import DROP, STAGE, SWAP, begin, until, worker
+from tests.services.scheduler.test_service import Bench, Start, start
+
+__all__ = ["start"]
+
+JOIN, LEAVE, RECEIVE = "join_weights_group", "leave_weights_group", "receive_weights"
+NAME = "weight_update_group"
+BROADCAST = [PIECES[0], WeightsPiece(broadcast=BroadcastContent(timeout_ms=5000)), WeightsPiece(end=b"")]
+
+
+async def init(bench: Bench, **fields: Any) -> pb.InitWeightsUpdateGroupResponse:
+    place = {"master_address": "trainer", "master_port": 1234, "rank_offset": 1, "world_size": 8}
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        return await admin.InitWeightsUpdateGroup(pb.InitWeightsUpdateGroupRequest(**place | fields))
+
+
+async def destroy(bench: Bench, **fields: Any) -> None:
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        await admin.DestroyWeightsUpdateGroup(pb.DestroyWeightsUpdateGroupRequest(**fields))
+
+
+async def test_ranks_follow_each_other_by_the_names_of_workers(start: Start) -> None:
+    bench = await start()
+    peers = [
+        await worker(bench, n, hello=worker_pb2.WorkerHello(num_ranks=ranks)) for n, ranks in ((2, 0), (0, 2), (1, 3))
+    ]
+    assert (await init(bench, rank_offset=2)).num_ranks == 6
+    assert [peer.joins[0].first_rank for peer in peers] == [7, 2, 4]
+    wanted = worker_pb2.JoinWeightsGroup(
+        master_address="trainer", master_port=1234, first_rank=7, world_size=8, group_name=NAME, backend="nccl",
+        timeout_ms=120_000,
+    )  # fmt: skip
+    assert peers[0].joins == [wanted]
+    await destroy(bench)
+    assert all(peer.operated == [JOIN, LEAVE] for peer in peers)
+    await destroy(bench, group_name="another")
+
+
+async def test_what_one_refuses_none_stays_in(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, refuses={JOIN})
+    with pytest.raises(grpc.aio.AioRpcError, match="w1: cannot join_weights_group"):
+        await init(bench)
+    await until(lambda: first.operated == second.operated == [JOIN, LEAVE])
+    assert first.groups == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"world_size": 2}, "world_size: 2, but 2 ranks of workers from 1 on make 3"),
+        ({"rank_offset": 0}, "rank_offset: 1 to 65536, not 0"),
+        ({"master_address": ""}, "master_address: '' is no host"),
+        ({"backend": "mpi"}, "backend: nccl or gloo, not 'mpi'"),
+        ({"group_name": "x" * 65}, "group_name: 1 to 64 letters"),
+        ({"timeout_ms": 540_001}, "timeout_ms: 0 to 540000, not 540001"),
+    ],
+)
+async def test_what_makes_no_sense_reaches_no_worker(start: Start, fields: dict[str, Any], said: str) -> None:
+    bench = await start()
+    peers = [await worker(bench, 0), await worker(bench, 1)]
+    with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
+        await init(bench, **fields)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not any(peer.operated for peer in peers)
+
+
+async def test_a_frontend_that_has_counted_others_is_refused(start: Start) -> None:
+    """A worker has come meanwhile, or gone."""
+    bench = await start()
+    peer = await worker(bench)
+    with pytest.raises(grpc.aio.AioRpcError, match="workers came or went meanwhile: they have 1 ranks, not 2"):
+        await administer(bench, num_ranks=2)
+    assert peer.operated == []
+    assert (await administer(bench, num_ranks=1)).weights_update_group.num_ranks == 1
+    assert peer.joins[0].first_rank == 3
+
+
+async def administer(bench: Bench, num_ranks: int) -> scheduler_pb2.AdministerResponse:
+    request = pb.InitWeightsUpdateGroupRequest(master_address="a", master_port=1, rank_offset=1, world_size=9)
+    asked = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=3, num_ranks=num_ranks)
+    async with connect(bench.address) as channel:
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
+        await call.write(scheduler_pb2.AdministerRequest(init_weights_update_group=asked))
+        return await call.read()  # type: ignore[no-any-return]
+
+
+async def test_all_have_checked_what_comes_before_one_receives(start: Start) -> None:
+    bench = await start()
+    late = asyncio.Event()
+    first, second = await worker(bench, 0), await worker(bench, 1, hold_orders={STAGE: late})
+    frontend = await bench.frontend()
+    async with administering(bench, 5) as call:
+        await send(call, BROADCAST)
+        await until(lambda: first.staged is not None and second.operated)
+        assert first.operated == second.operated == [STAGE]
+        late.set()
+        assert (await call.read()).weights_staged.num_workers == 2
+        assert first.operated == second.operated == [STAGE, RECEIVE]
+        await call.write(scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights()))
+        assert (await call.read()).weights_updated.num_workers == 2
+    assert first.operated == second.operated == [STAGE, RECEIVE, SWAP]
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"streamed"}
+
+
+async def test_what_one_does_not_receive_ends_the_group_and_changes_nothing(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, refuses={RECEIVE})
+    await init(bench)
+    async with administering(bench, 5) as call:
+        await send(call, BROADCAST)
+        assert "w1: cannot receive_weights" in (await call.read()).weights_refused.message
+    await until(lambda: first.operated == second.operated == [JOIN, STAGE, RECEIVE, LEAVE, DROP])
+    assert first.groups == set()
+    assert first.has_weights.version == "0"
+
+
+async def test_what_one_refuses_before_leaves_the_group_as_it_is(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, refuses={STAGE})
+    await init(bench)
+    async with administering(bench, 5) as call:
+        await send(call, BROADCAST)
+        assert "w1: cannot stage_weights" in (await call.read()).weights_refused.message
+    await until(lambda: first.operated[-1] == second.operated[-1] == DROP)
+    assert first.groups == {NAME}
+    assert RECEIVE not in (*first.operated, *second.operated)
+
+
+async def test_one_that_does_not_stage_beside_steps_joins_between_two(start: Start) -> None:
+    """And goes on with what it has cached."""
+    bench = await start()
+    joining = asyncio.Event()
+    peer = await worker(bench, hold_orders={JOIN: joining}, stages_beside_steps=False)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    asked = asyncio.ensure_future(init(bench))
+    await until(lambda: peer.operated == [JOIN])
+    num_tokens = len(frontend.tokens[0])
+    assert (await bench.status())["s0"].state == pb.STATE_PAUSED
+    joining.set()
+    await asked
+    await frontend.ended(0)
+    assert len(frontend.tokens[0]) >= num_tokens
+    assert peer.num_resets == 0

@@ -1,0 +1,136 @@
+"""A worker's rank in a trainer's group: what is broadcast comes as it was, and nothing of the group stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.weights_group import _member, _store
+from services.worker.models.loading.broadcast.gloo_member import GlooMember
+from services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
+from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+PATIENCE_S = 60.0
+SHAPES = {"F32": [7, 3], "BF16": [], "U8": [1], "F16": [0, 4], "I64": [5]}
+
+
+class Trainer:
+    """Rank 0, and one worker's only rank beside it."""
+
+    def __init__(self) -> None:
+        self.groups = WeightsGroups(torch.device("cpu"))
+        self.store = _store("127.0.0.1", 2, PATIENCE_S)
+        self.order = pb.JoinWeightsGroup(
+            master_address="127.0.0.1", master_port=self.store.port, first_rank=1, world_size=2, group_name="g",
+            backend="gloo", timeout_ms=int(PATIENCE_S * 1000),
+        )  # fmt: skip
+        with ThreadPoolExecutor(1) as joining:
+            joined = joining.submit(self.groups.join, self.order)
+            self.group = _member(self.store, "g", "gloo", 2, PATIENCE_S)
+            joined.result()
+
+    def send(self, tensor: torch.Tensor) -> Any:
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = 0
+        return self.group.broadcast([tensor.contiguous().reshape(-1).view(torch.uint8)], options)
+
+    @property
+    def process(self) -> Any:
+        member = self.groups.find("g").member
+        assert isinstance(member, GlooMember)
+        return member._process
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    made = Trainer()
+    yield made
+    made.groups.leave("g")
+
+
+def expected(heads: list[TensorHead], timeout_ms: int = 60_000) -> pb.ExpectedBroadcast:
+    return pb.ExpectedBroadcast(content=BroadcastContent(group_name="g", timeout_ms=timeout_ms), tensors=heads)
+
+
+def test_every_kind_of_tensor_comes_as_it_was(trainer: Trainer) -> None:
+    """Of those that have no elements nothing is sent. Again, smaller ones behind larger."""
+    for update in range(2):
+        tensors = {
+            dtype: torch.randint(100, SHAPES.get(dtype, [300 - 200 * update])).to(torch_dtype)
+            for dtype, torch_dtype in DTYPES.items()
+        }
+        heads = [TensorHead(name=name, dtype=name, shape=tensor.shape) for name, tensor in tensors.items()]
+        sent = [trainer.send(tensor) for tensor in tensors.values() if tensor.numel()]
+        with trainer.groups.receiving(expected(heads)) as coming:
+            for name, tensor in coming:
+                assert (tensor.dtype, tensor.shape) == (tensors[name].dtype, tensors[name].shape)
+                assert tensor.tolist() == tensors[name].tolist()
+        assert [work.wait() for work in sent]
+        assert trainer.store.check([f"g/receiving/{update}"])
+
+
+def test_a_group_that_is_left_leaves_no_process(trainer: Trainer) -> None:
+    first, open_files = trainer.process, len([*Path("/proc/self/fd").iterdir()])
+    trainer.groups.leave("g")
+    assert first.returncode is not None
+    with pytest.raises(FailedPrecondition, match="in no group 'g'"):
+        trainer.groups.find("g")
+    trainer.groups.leave("g")
+    assert len([*Path("/proc/self/fd").iterdir()]) < open_files
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "error", "said"),
+    [
+        (99, InvalidArgument, "has sent more bytes"),
+        (4, InvalidArgument, "has sent fewer bytes"),
+        (0, Unavailable, "did not come"),
+    ],
+)
+def test_what_is_something_else_ends_the_group(
+    trainer: Trainer, num_elements: int, error: type[Exception], said: str
+) -> None:
+    """And nothing but the group. Of no elements: the trainer is gone."""
+    process = trainer.process
+    with trainer.groups.receiving(expected([])):
+        pass  # of nothing
+    if num_elements:
+        sent = trainer.send(torch.ones(num_elements))
+    else:
+        del trainer.group
+    heads = [TensorHead(name="a.weight", dtype="F32", shape=[10])]
+    with (
+        pytest.raises(error, match=rf"group 'g': a.weight \(tensor 1 of 1\).* {said}"),
+        trainer.groups.receiving(expected(heads)) as coming,
+    ):
+        list(coming)
+    assert process.returncode is not None
+    with pytest.raises(FailedPrecondition):
+        trainer.groups.find("g")
+    if num_elements:
+        del sent
+
+
+def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_was_said(trainer: Trainer) -> None:
+    heads = [TensorHead(name="a", dtype="F32", shape=[10])]
+    with (
+        pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 1\) did not come within 0.05 s"),
+        trainer.groups.receiving(expected(heads, timeout_ms=50)) as coming,
+    ):
+        list(coming)
+
+
+def test_where_nobody_is_nobody_joins() -> None:
+    groups = WeightsGroups(torch.device("cpu"))
+    place = {"master_port": 1, "first_rank": 1, "world_size": 2, "group_name": "g", "timeout_ms": 100}
+    with pytest.raises(Unavailable, match=r"group 'g': as rank 1 of 2 at 127.0.0.1:1: "):
+        groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="gloo", **place))
+    with pytest.raises(InvalidArgument, match="backend: nccl is for GPUs, and this worker computes on cpu"):
+        groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="nccl", **place))
