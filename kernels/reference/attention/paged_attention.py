@@ -125,7 +125,8 @@ def _decode(
         if tree_mask is not None:
             seen &= _in_path(query_positions - key_positions, tree_mask[rows])
         places = _places(block_tables[rows], k_cache.size(1))
-        # A masked NaN would still spread: where nothing is seen lies what the row sees anyway, its own key and value (padding: those of any place).
+        # A masked NaN would still spread: where nothing is seen lies what the row sees anyway, its own key and value,
+        # or those of some place if it is padding.
         places = torch.where(seen, places, places.gather(1, query_positions.clamp(min=0).long()))
         k, v = (_gather_places(cache, places, q.dtype) for cache in (k_cache, v_cache))
         if sinks is None and not softcap:

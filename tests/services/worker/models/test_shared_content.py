@@ -171,8 +171,8 @@ def test_memory_that_is_cut_while_it_is_read_is_an_error(
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        ([shared(run(bytes=4)), WeightsPiece(content=bytes(4))], "not both"),
-        ([WeightsPiece(content=bytes(4)), shared(run(bytes=4))], "not both"),
+        ([shared(run(bytes=4)), WeightsPiece(content=bytes(4))], "is one of these"),
+        ([WeightsPiece(content=bytes(4)), shared(run(bytes=4))], "is one of these"),
         ([WeightsPiece(content=bytes(8)), WeightsPiece(end=b"")], "is not the content that was sent"),
         ([shared(run(bytes=4)), WeightsPiece(end=b"")], "4 bytes for tensors of 8"),
         ([shared(run()), WeightsPiece(end=b"x")], "is not the content that was sent"),
