@@ -481,6 +481,7 @@ async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(s
     await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     first.call.cancel()
+    first.go_on()
     with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
         await first.task  # type: ignore[attr-defined]
     await frontend.submit(1, PROMPTS[1], max_tokens=30, eos_token_ids=b"")
@@ -499,6 +500,7 @@ async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: S
     await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     first.call.cancel()
+    first.go_on()
     with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
         await first.task  # type: ignore[attr-defined]
     await bench.worker(id="w0", hello=ONES)
