@@ -46,7 +46,7 @@ def qk_norm_rope_store(
     q, k = (part.to(qkv.dtype) for part in turned.split((num_q_heads, num_kv_heads), dim=1))  # rounded once
     for cache, rows in ((k_cache, k), (v_cache, v)):
         as_bytes(cache).view(-1, num_kv_heads, head_dim)[slot_mapping] = as_bytes(to_cache(rows, cache))
-    return q
+    return q.contiguous()  # as attention of any package takes them
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
