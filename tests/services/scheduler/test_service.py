@@ -472,18 +472,24 @@ async def test_other_weights_of_the_same_configuration_wait_until_nobody_has_the
     await bench.worker(id="w1", hello=TWOS)
 
 
+async def lost_amid_tokens(bench: Bench) -> FrontendPeer:
+    """The only worker, whose weights are ONES, in the middle of sequence 0."""
+    worker = await bench.worker(id="w0", hello=ONES)
+    frontend = await bench.frontend()
+    worker.stand_still_after(4)
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    worker.call.cancel()
+    worker.go_on()
+    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError, asyncio.InvalidStateError):
+        await worker.task  # type: ignore[attr-defined]
+    return frontend
+
+
 async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(start: Start) -> None:
     """Their sequence ends; one that has none yet goes on with the others."""
     bench = await start()
-    first = await bench.worker(id="w0", hello=ONES)
-    frontend = await bench.frontend()
-    first.stand_still_after(4)
-    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
-    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
-    first.call.cancel()
-    first.go_on()
-    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
-        await first.task  # type: ignore[attr-defined]
+    frontend = await lost_amid_tokens(bench)
     await frontend.submit(1, PROMPTS[1], max_tokens=30, eos_token_ids=b"")
     await bench.worker(id="w0", hello=TWOS)
     await frontend.ended(0, 1)
@@ -494,15 +500,7 @@ async def test_tokens_of_the_first_weights_are_not_followed_by_those_of_others(s
 
 async def test_a_worker_with_the_same_weights_goes_on_with_their_tokens(start: Start) -> None:
     bench = await start()
-    first = await bench.worker(id="w0", hello=ONES)
-    frontend = await bench.frontend()
-    first.stand_still_after(4)
-    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
-    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
-    first.call.cancel()
-    first.go_on()
-    with suppress(Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
-        await first.task  # type: ignore[attr-defined]
+    frontend = await lost_amid_tokens(bench)
     await bench.worker(id="w0", hello=ONES)
     await frontend.ended(0)
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 30, eos=False)
