@@ -19,11 +19,13 @@ from quire.cluster.options import ClusterOptions, Spec, check_model, more_worker
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import say
+from shared.metrics.cluster_load import WORKERS
 from shared.settings.base import build
 from shared.settings.tls import NO_TLS, Tls
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0
+KNOWN_WITHIN_S = 5.0  # it is no fault of a start if somebody keeps a frontend and a worker apart
 DRAIN_TIMEOUT_S = 40.0
 STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
 
@@ -72,6 +74,7 @@ class Cluster:
             self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]
             self._starter.submit(self._start_processes).result()
             self._await_ready(time.monotonic() + timeout_s)
+            self._await_workers_known()
             self._tell_targets()
         except BaseException:
             self.kill()
@@ -197,6 +200,17 @@ class Cluster:
                         raise Unavailable(f"{other.spec.id} ended with status {other.exit_status} before it was ready")
                 if time.monotonic() > deadline:
                     raise Unavailable(f"{process.spec.id} was not ready in time")
+
+    def _await_workers_known(self) -> None:
+        """Frontends hear of the first worker a moment after it is ready, and do not know before that what it can do."""
+        assert self.metrics is not None
+        until_s = time.monotonic() + KNOWN_WITHIN_S
+        frontends = self._of("frontend") if self._of("worker") else []
+        for process in frontends:
+            while not self.metrics.sample(process.spec.id, WORKERS) and time.monotonic() < until_s:
+                if self._given_up:
+                    raise GivenUp
+                time.sleep(0.02)
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_INTERVAL_S):

@@ -56,6 +56,12 @@ class ClusterPage:
     def text(self) -> str:
         return merged(self._pages())
 
+    def sample(self, service: str, name: str) -> float:
+        """What a service says of itself now, of a metric without labels; 0 if it does not say."""
+        page = next((self._fetch(target) for target in self._targets() if target.service == service), None)
+        found = re.search(rf"^{name} (\S+)$", page or "", re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
     def discovery(self) -> bytes:
         """What file_sd_configs and http_sd_configs read; jobs are called as in compose and Kubernetes."""
         groups = [

@@ -18,19 +18,23 @@ GAUGES = {
     "kv_cache_usage_perc": ("kv_cache_usage", "KV blocks owned in the whole cluster behind this frontend, 0 to 1"),
 }
 ADAPTERS = "vllm:lora_requests_info"
+WORKERS = "quire_frontend_cluster_workers"
 
 
 class ClusterLoadCollector(Collector):
-    """`load`: by vLLM's names, as in GAUGES; `adapters`: those that requests can name now."""
+    """`load`: by vLLM's names, as in GAUGES; `adapters`: those that requests can name now; `num_workers`: that take
+    requests now."""
 
     def __init__(
         self,
         load: Callable[[], Mapping[str, float]],
         adapters: Callable[[], Collection[str]],
+        num_workers: Callable[[], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._load = load
         self._adapters = adapters
+        self._num_workers = num_workers
         self._clock = clock
         self._known: tuple[str, ...] = ()
         self._changed_s = 0.0
@@ -39,6 +43,8 @@ class ClusterLoadCollector(Collector):
         load = self._load()
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(f"quire_frontend_cluster_{name}", text, value=load[field])
+        text = "Workers that take requests in the whole cluster behind this frontend, as it knows it"
+        yield GaugeMetricFamily(WORKERS, text, value=self._num_workers())
         found = tuple(sorted(self._adapters()))
         if found != self._known:
             self._known, self._changed_s = found, self._clock()

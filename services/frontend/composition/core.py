@@ -42,7 +42,7 @@ class Core:
         )
         self.admins = SchedulerAdmins(self.client.roster, dialler)
         self.catalogue = Catalogue(model.identity, lambda: self.client.limits)
-        load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters)
+        load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         door.metrics.registry.register(load)
         self.generator = self._new_generator(settings, redis, door)
         self.streams = redis.streams(self.generator, door.calls)

@@ -92,11 +92,15 @@ class SchedulerClient:
         return [session for session in self._sessions if usable(session.view)]
 
     @property
+    def num_workers(self) -> int:
+        """Of all schedulers, those that take sequences."""
+        return sum(session.view.num_workers for session in self.usable_sessions)
+
+    @property
     def load(self) -> dict[str, float]:
         """Of all schedulers, as they told it last, by the names that load balancers know from vLLM."""
         views = [session.view for session in self.usable_sessions]
-        num_workers = sum(view.num_workers for view in views)
-        usage = sum(view.kv_cache_usage * view.num_workers for view in views) / max(1, num_workers)
+        usage = sum(view.kv_cache_usage * view.num_workers for view in views) / max(1, self.num_workers)
         return {
             "kv_cache_usage_perc": round(usage, 3),
             "num_requests_waiting": float(sum(view.num_waiting for view in views) + self.num_waiting),

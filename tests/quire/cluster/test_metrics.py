@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions, metrics_page
 from quire.cluster.endpoints import Endpoints
-from quire.cluster.metrics_page import UP, merged
+from quire.cluster.metrics_page import UP, ClusterPage, merged
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.metrics import Counter, Gauge, Histogram, Metric
 from shared.errors import FailedPrecondition
@@ -56,6 +56,21 @@ def test_pages_become_one_in_which_each_sample_has_its_service() -> None:
         (UP, "two"): 1.0,
         (UP, "three"): 0.0,
     }
+
+
+def test_a_cluster_has_started_when_its_frontends_know_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, heard = ClusterPage.sample, []
+
+    def late(page: ClusterPage, service: str, name: str) -> float:
+        heard.append((service, real(page, service, name) if len(heard) > 2 else 0.0))
+        return heard[-1][1]
+
+    monkeypatch.setattr(ClusterPage, "sample", late)
+    with Cluster(ClusterOptions(frontends=2, http_port=0, grpc_port=0, settings=FEW_BLOCKS)) as cluster:
+        assert ("frontend-0", 1.0) in heard
+        assert heard[-1] == ("frontend-1", 1.0)
+        model = httpx.get(f"http://{cluster.http_address}/v1/models").json()["data"][0]
+        assert model["max_model_len"] > 0
 
 
 @pytest.mark.usefixtures("patient")

@@ -12,19 +12,20 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, schedu
 
 
 async def test_a_frontend_tells_the_load_of_its_cluster(folder: Path) -> None:
-    script = ScriptedScheduler(num_waiting=3, num_running=2, kv_cache_usage=0.25)
+    script = ScriptedScheduler(num_waiting=3, num_running=2, kv_cache_usage=0.25, num_workers=2)
     async with scheduler(script), running(folder, script.address) as frontend:
         await frontend.until_sessions(1)
         found = await frontend.metrics()
     assert found["quire_frontend_cluster_requests_waiting"] == 3
     assert found["quire_frontend_cluster_requests_running"] == 2
     assert found["quire_frontend_cluster_kv_cache_usage"] == 0.25
+    assert found["quire_frontend_cluster_workers"] == 2
 
 
 def test_adapters_are_labels_of_when_they_changed_last() -> None:
     adapters: list[str] = []
     now = iter([100.0, 200.0])
-    collector = ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: adapters, lambda: next(now))
+    collector = ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: adapters, lambda: 0, lambda: next(now))
     registry = CollectorRegistry()
     registry.register(collector)
 
