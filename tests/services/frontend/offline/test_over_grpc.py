@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quire import AsyncClient, Client, batches
+from quire.refused_streams import answered
 from services.frontend.grpc_edge import file_service
 from shared.errors import (
     DeadlineExceeded,
@@ -174,8 +175,8 @@ async def test_an_upload_that_is_none_is_refused_and_nothing_of_it_stays(
     async with serving(talking_model, tmp_path) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
         call = stub.UploadFile(iter(messages))
-        with pytest.raises(Exception, match=said):
-            await call
+        with pytest.raises(QuireError, match=said):
+            await answered(call)
         assert call.done()
         await until_nothing(tmp_path)
 
@@ -200,8 +201,8 @@ async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
 
     async with serving(talking_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
-        with pytest.raises(Exception, match=r"nothing came for 0\.3 s"):
-            await stub.UploadFile(halves())
+        with pytest.raises(QuireError, match=r"nothing came for 0\.3 s"):
+            await answered(stub.UploadFile(halves()))
         await until_nothing(tmp_path)
         monkeypatch.setattr(file_service, "STALLED_S", 60)
         call = stub.UploadFile(halves())
