@@ -43,6 +43,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", 
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
+        **_notices_broken_connections(),
     }
     if password_file:
         options["credential_provider"] = Password(password_file)
@@ -59,6 +60,15 @@ def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", 
         f"redis: unknown kind of URL {_shown(url)!r}; there are redis://, rediss://, unix://, redis+sentinel://, redis+cluster://",
         field="redis",
     )
+
+
+def _notices_broken_connections() -> dict[str, Any]:
+    """Clients that await notices of maintenance use a connection whose server has died while it was idle, and fail."""
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:  # they know of no such notices
+        return {}
+    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
 
 
 def _tls_options(tls: Tls) -> dict[str, str]:

@@ -159,6 +159,19 @@ async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
         await client.aclose()
 
 
+async def test_connections_that_died_while_they_were_idle_are_not_used(tmp_path: Path) -> None:
+    async with server(tmp_path) as started:
+        client = patient(started.url)
+        await asyncio.gather(*(client.blpop(f"none-{i}", 0.1) for i in range(4)))
+        started.stop()
+        started.start()
+        for _ in range(20):  # turns of the loop, which hears of it in the first
+            await asyncio.sleep(0)
+        found = await asyncio.gather(*(client.get("none") for _ in range(4)), return_exceptions=True)
+        await client.aclose()
+    assert found == [None] * 4
+
+
 async def test_a_wrong_password_is_an_error_of_redis(tmp_path: Path) -> None:
     async with with_a_user(tmp_path) as url:
         client = patient(url.replace("cret", "crab"))
