@@ -111,11 +111,12 @@ def _grouped_linear(
     first, count = tl.load(tiles_ptr + num_tiles + tile), tl.load(tiles_ptr + 2 * num_tiles + tile)
     row = tl.arange(0, ROWS)
     has_row = row < count
-    pair = tl.load(table_ptr + expert.to(tl.int64) * table_width + first + row, mask=has_row, other=0)
+    # Rows past the last one repeat the tile's first, whose inputs somebody has written; what they give is not stored.
+    pair = tl.load(table_ptr + expert.to(tl.int64) * table_width + first + tl.where(has_row, row, 0))
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     has_column = column < OUT
     at = tl.arange(0, DEPTH)
-    # Rows and columns past the last one repeat another: what they give is not stored, and loads need no mask.
+    # So do columns past the last one: loads need no mask.
     read = tl.where(has_column, column, 0)
     HALVES: tl.constexpr = 2 if GATED else 1
     weight_row = expert.to(tl.int64) * (HALVES * OUT) + read
