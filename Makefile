@@ -27,8 +27,8 @@ up: setup
 # Tests start hundreds of processes, which must not compile every module anew where the environment says so.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Three processes for two cores, because some tests wait. A file's tests stay together, so that what they share is made once.
-PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * os.cpu_count() // 2))')
+# Two processes for a core, because many tests wait. A file's tests stay together, so that what they share is made once.
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * os.cpu_count()))')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 test: setup

@@ -35,7 +35,6 @@ FIRST_CASES = {
     "tests/batch_invariance/test_interpreted.py::test_logits_are_the_same_bits_in_steps_of_all_kinds": 1,
     "tests/chaos/test_keys.py::test_files_that_are_torn_or_gone_leave_the_old_ones_in_force": 1,
     "tests/chaos/test_network.py::test_a_cut_connection_costs_a_pause": 1,
-    "tests/chaos/test_schedulers.py::test_a_second_shard_takes_over": 1,
     "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
     "tests/e2e/kv/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 1,
     "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 2,

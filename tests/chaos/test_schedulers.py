@@ -58,6 +58,7 @@ async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, u
     await survives(one_worker, undisturbed, kill_again_and_again)
 
 
+@pytest.mark.slow
 async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -> None:
     """Workers keep their blocks and say what they hold."""
     params = SamplingParams(temperature=0, max_tokens=4)
@@ -74,6 +75,7 @@ async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -
     assert after == before > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_second_shard_takes_over(
     two_schedulers: Cluster, undisturbed: dict[str, Said], fault: signal.Signals
@@ -121,6 +123,7 @@ async def test_redis_is_away_while_another_part_goes(
         os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
     crowd = await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL))
     assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"

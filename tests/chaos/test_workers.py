@@ -82,6 +82,7 @@ async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undist
             assert [set(record) for record in records] == [{f"words{index}", "count"}] * 4
 
 
+@pytest.mark.slow
 async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL))
 

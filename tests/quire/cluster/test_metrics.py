@@ -58,7 +58,11 @@ def test_pages_become_one_in_which_each_sample_has_its_service() -> None:
     }
 
 
-def test_a_cluster_has_started_when_its_frontends_know_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("patient")
+def test_every_service_of_a_cluster_is_on_its_page_and_in_the_file_for_prometheus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has started when its frontends know of a worker, however late that is."""
     real, heard = ClusterPage.sample, []
 
     def late(page: ClusterPage, service: str, name: str) -> float:
@@ -66,21 +70,14 @@ def test_a_cluster_has_started_when_its_frontends_know_of_a_worker(monkeypatch: 
         return heard[-1][1]
 
     monkeypatch.setattr(ClusterPage, "sample", late)
-    with Cluster(ClusterOptions(frontends=2, http_port=0, grpc_port=0, settings=FEW_BLOCKS)) as cluster:
-        assert ("frontend-0", 1.0) in heard
-        assert heard[-1] == ("frontend-1", 1.0)
-        model = httpx.get(f"http://{cluster.http_address}/v1/models").json()["data"][0]
-        assert model["max_model_len"] > 0
-
-
-@pytest.mark.usefixtures("patient")
-def test_every_service_of_a_cluster_is_on_its_page_and_in_the_file_for_prometheus(tmp_path: Path) -> None:
     file = tmp_path / "targets.json"
     options = ClusterOptions(
         workers=2, frontends=2, http_port=0, grpc_port=0, settings=FEW_BLOCKS, metrics_targets_file=str(file)
     )
     with Cluster(options) as cluster, Client(cluster.grpc_address) as client:
         assert cluster.metrics is not None
+        assert [service for service, workers in heard if workers] == ["frontend-0", "frontend-1"]
+        assert httpx.get(f"http://{cluster.http_address}/v1/models").json()["data"][0]["max_model_len"] > 0
         client.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
         found = samples(httpx.get(f"http://{cluster.metrics.address}/metrics").text)
         services = {"frontend-0", "frontend-1", "scheduler-0", "worker-0", "worker-1"}
