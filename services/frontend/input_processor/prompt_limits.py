@@ -80,7 +80,7 @@ def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> No
             else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
         )
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {length} tokens"
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt resulted in {length} tokens"
             f"{behind}",
             field="prompt",
             reason=TOO_LONG,
