@@ -15,8 +15,10 @@ def _null_is_left_out(value: Any) -> Any:
 ModelField = Annotated[
     str,
     BeforeValidator(_null_is_left_out),
-    WithJsonSchema({
-        "description": "the model's name; empty or null: the only one",
-        "anyOf": [{"type": "string"}, {"type": "null"}],
-    }),
+    WithJsonSchema(
+        {
+            "description": "the model's name; empty or null: the only one",
+            "anyOf": [{"type": "string"}, {"type": "null"}],
+        }
+    ),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from shared import inner_json
 from shared.errors import InvalidArgument
 
-NO_JSON = "INVALID_JSON"  # the key, Anthropic's documentation's, of arguments as text: those that were cut off are no JSON
+NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
 
 
 def message(
