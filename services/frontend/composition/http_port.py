@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp
 
 from services.frontend.anthropic_edge.routes import MessageRoutes
+from services.frontend.cohere_edge.routes import CohereRoutes
 from services.frontend.composition.core import Core
 from services.frontend.composition.door import Door
 from services.frontend.composition.grpc_services import GrpcServices
@@ -100,6 +101,7 @@ class HttpPort:
             MessageRoutes(*parts),
             ResponseRoutes(*parts, store=store, resumable=resumable),
             PoolingRoutes(core.generator, model.processor, core.catalogue, bounds),
+            CohereRoutes(core.generator, core.catalogue, model.reader.texts, bounds),
             OllamaRoutes(*parts, card=card),
             SglangRoutes(core.generator, model.tokenizer, bounds),
             OpenInferenceRoutes(

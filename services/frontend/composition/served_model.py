@@ -20,13 +20,14 @@ class ServedModel:
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
         self.tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
+        self.reader = Reader.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,
             self.identity.vocab_size,
             settings.max_prompts_per_request,
             settings.request_limits,
             model_identity.class_names(self.config),
-            reader=Reader.of(folder, self.config, self.identity.name, self.tokenizer),
+            reader=self.reader,
         )
 
     def look_ahead(self) -> None:

@@ -36,11 +36,21 @@ from shared.errors import Internal, QuireError
 from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
 
-# By the beginning of their paths: APIs with words of their own for errors.
-WORDINGS: Mapping[str, Callable[[QuireError], Response]] = {
-    anthropic_routes.PREFIX: anthropic_errors.as_response,
-    ollama_routes.PREFIX: ollama_errors.as_response,
-    kserve_routes.PREFIX: ollama_errors.as_response,  # which look the same
+
+class Words(NamedTuple):
+    """How an API words what went wrong."""
+
+    of_error: Callable[[QuireError], Response]
+    of_status: Callable[[int, str], Response]
+
+
+OLLAMA = Words(ollama_errors.as_response, ollama_errors.plain_response)
+
+# By the beginning of their paths: APIs with words of their own.
+WORDINGS: Mapping[str, Words] = {
+    anthropic_routes.PREFIX: Words(anthropic_errors.as_response, anthropic_errors.plain_response),
+    ollama_routes.PREFIX: OLLAMA,
+    kserve_routes.PREFIX: OLLAMA,  # whose errors look the same
 }
 
 
@@ -107,18 +117,23 @@ def build(
 
 def refusal(path: str, error: QuireError) -> Response:
     """As the clients of `path` read it."""
-    for prefix, as_response in WORDINGS.items():
-        if path.startswith(prefix):
-            return as_response(error)
-    return errors.as_response(error)
+    words = _words_of(path)
+    return words.of_error(error) if words else errors.as_response(error)
+
+
+def _words_of(path: str) -> Words | None:
+    return next((words for prefix, words in WORDINGS.items() if path.startswith(prefix)), None)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What no route has answered: a path or a method that is not there."""
-    if request.url.path.startswith(kserve_routes.PREFIX):
-        assert isinstance(error, HTTPException)
-        return ollama_errors.plain_response(error.status_code, str(error.detail))
-    return await errors.on_http_exception(request, error)
+    words = _words_of(request.url.path)
+    if words is None:
+        return await errors.on_http_exception(request, error)
+    assert isinstance(error, HTTPException)
+    answer = words.of_status(error.status_code, errors.of_route(request, error))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _on_fault(request: Request, _: Exception) -> Response:

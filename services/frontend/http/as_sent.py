@@ -18,6 +18,8 @@ RESPONSES = {
 
 OLLAMA = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "structured_output": "format"}
 
+COHERE = {"prompt": "texts", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
+
 # Path -> inner name -> the API's.
 NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/chat/completions": {"prompt": "messages"},
@@ -26,6 +28,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "/pooling": {"prompt": "input"},
     "/classify": {"prompt": "input"},
     **{path: {"prompt": "documents"} for path in ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")},
+    "/v1/embed": COHERE,
+    "/v2/embed": COHERE,
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": RESPONSES,
     "/v1/messages": {"prompt": "messages", "stop": "stop_sequences", "structured_output": "output_config.format"},

@@ -73,6 +73,14 @@ RANKED = _object(
     results=_list(_object(index=COUNT, relevance_score=NUMBER)),
 )
 
+EMBEDDED = _object(
+    id=TEXT,
+    response_type=TEXT,
+    embeddings={"type": ["object", "array"]},
+    texts=_list(TEXT),
+    meta=_object(billed_units=_object(input_tokens=COUNT)),
+)
+
 GENERATED = _object(
     text=TEXT, output_ids=_list(COUNT), meta_info=_object(id=TEXT, prompt_tokens=COUNT, completion_tokens=COUNT)
 )
@@ -114,6 +122,8 @@ ANSWERS: Mapping[str, Schema] = {
     "/rerank": RANKED,
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
+    "/v1/embed": EMBEDDED,
+    "/v2/embed": EMBEDDED,
     "/invocations": {"anyOf": [CHAT, COMPLETION]},
     "/v1/responses": _object(
         id=TEXT,

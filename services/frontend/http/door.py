@@ -31,6 +31,8 @@ WORK = (
     "/rerank",
     "/v1/rerank",
     "/v2/rerank",
+    "/v1/embed",
+    "/v2/embed",
     "/invocations",
     "/api/chat",
     "/api/generate",

@@ -80,8 +80,8 @@ def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> No
             else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
         )
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {length} tokens"
-            f"{behind}",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt resulted in {length} "
+            f"tokens{behind}",
             field="prompt",
             reason=TOO_LONG,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ class SentenceTexts:
             there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
             text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."
             raise InvalidArgument(text, field="prompt_name")
+
+    def first_of(self, names: Sequence[str]) -> str:
+        """The first of these by which there is a prompt; empty: none is called so."""
+        return next((name for name in names if name in self.prompts), "")
 
     def text(self, text: str, prompt_name: str) -> str:
         """As the model was trained to read it."""

@@ -96,8 +96,13 @@ def _given(found: Mapping[str, Any]) -> str:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = HTTPStatus(error.status_code).phrase.replace(" ", "") + "Error"
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return _json(error_object(message, kind, error.status_code), error.status_code, dict(error.headers or {}))
+    body = error_object(of_route(request, error), kind, error.status_code)
+    return _json(body, error.status_code, dict(error.headers or {}))
+
+
+def of_route(request: Request, error: HTTPException) -> str:
+    """What was asked of a path or a method that is not there."""
+    return f"{request.method} {request.url.path}: {error.detail}"
 
 
 def install(app: FastAPI) -> None:

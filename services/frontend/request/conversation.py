@@ -9,6 +9,8 @@ from typing import Any
 from shared import inner_json
 from shared.errors import InvalidArgument
 
+NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
+
 
 def message(
     role: str,
@@ -35,9 +37,12 @@ def message(
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """`arguments`: JSON text; templates want the object, so that they can write it their own way."""
+    """`arguments`: JSON text; templates want the object, so that they can write it their own way. Text that is none is
+    a call that was cut off, or the model's slip: a refusal would end the conversation, of which it stays a part."""
     try:
         parsed = inner_json.read(arguments or "{}")
+    except json.JSONDecodeError:
+        parsed = {NO_JSON: arguments}
     except ValueError as error:
         raise InvalidArgument(
             f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
@@ -46,10 +51,9 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def call_arguments(text: str) -> dict[str, Any]:
-    """Of a call that the model made, for clients who read an object. Arguments that were cut off are no JSON; they come
-    as text under the key that Anthropic's documentation uses."""
+    """Of a call that the model made, for clients who read an object."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else {"INVALID_JSON": text}
+    return found if isinstance(found, dict) else {NO_JSON: text}

@@ -1,7 +1,8 @@
 """What people call servers with: each library's own helpers, against quire-tiny. They check what they get back.
 
 `python -m tests.e2e.faces.clients http://127.0.0.1:8000` tries all that are installed; `pip install langchain-openai
-instructor "pydantic-ai-slim[openai]" litellm` for those that development does not need.
+instructor "pydantic-ai-slim[openai]" litellm cohere ollama openai-agents haystack-ai` for those that development does
+not need.
 """
 
 from __future__ import annotations
@@ -130,6 +131,68 @@ def litellm_completes(url: str) -> None:
         assert "".join(pieces) == ANSWER
 
 
+def cohere_embeds_and_ranks(url: str) -> None:
+    import cohere
+
+    client = cohere.ClientV2(api_key="none", base_url=url)
+    kinds = ["float", "ubinary"]
+    found = client.embed(model=MODEL, texts=["a", "b"], input_type="search_query", embedding_types=kinds).embeddings
+    assert [len(one) for one in found.ubinary] == [len(one) // 8 for one in found.float_]
+    assert len(client.rerank(model=MODEL, query="a", documents=["b", "a"], top_n=1).results) == 1
+    before = cohere.Client(api_key="none", base_url=url)
+    assert len(before.embed(model=MODEL, texts=["a", "b"], input_type="search_document").embeddings) == 2
+
+
+def ollama_chats(url: str) -> None:
+    import ollama
+
+    client: Any = ollama.Client(host=url)
+    greedy: Any = {"temperature": 0, "num_predict": 100}
+    assert client.chat(model=MODEL, messages=ASK, options=greedy).message.content == ANSWER
+    pieces = client.chat(model=MODEL, messages=ASK, options=greedy, stream=True)
+    assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
+    formed = client.chat(model=MODEL, messages=ASK, options=greedy, format=Town.model_json_schema())
+    assert Town.model_validate_json(formed.message.content)
+    assert len(client.embed(model=MODEL, input=["a", "b"]).embeddings) == 2
+
+
+def agents_call_tools(url: str) -> None:
+    """A call that `max_tokens` cuts off before its arguments end is told to the model, and its text sent back."""
+    import agents
+    import openai
+
+    @agents.function_tool
+    def town(name: str) -> str:
+        """A town."""
+        return name
+
+    agents.set_tracing_disabled(True)
+    client: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    chat = agents.OpenAIChatCompletionsModel(MODEL, client)
+    cut = agents.ModelSettings(temperature=0, max_tokens=12, tool_choice="required")
+    agent: Any = agents.Agent(name="a", model=chat, model_settings=cut, tools=[town])
+    assert agents.Runner.run_sync(agent, "What is 23 + 45?", max_turns=3).final_output is not None
+    greedy = agents.ModelSettings(temperature=0, max_tokens=20)
+    for model in (chat, agents.OpenAIResponsesModel(MODEL, client)):
+        agent = agents.Agent(name="a", model=model, model_settings=greedy)
+        assert agents.Runner.run_sync(agent, "What is 23 + 45?").final_output == ANSWER
+
+
+def haystack_chats(url: str) -> None:
+    from haystack.components.embedders import OpenAITextEmbedder
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+    from haystack.utils import Secret
+
+    where: Any = {"api_key": Secret.from_token("none"), "model": MODEL, "api_base_url": f"{url}/v1"}
+    generator = OpenAIChatGenerator(**where, generation_kwargs={"temperature": 0, "max_tokens": 100})
+    asked = [ChatMessage.from_user("What is 23 + 45?")]
+    assert generator.run(asked)["replies"][0].text == ANSWER
+    formed = generator.run(asked, generation_kwargs={"response_format": Town})["replies"][0].text
+    assert Town.model_validate_json(formed)
+    assert OpenAITextEmbedder(**where).run("a")["embedding"]
+
+
 TRIALS: list[tuple[str, Callable[[str], None]]] = [
     ("openai", openai_parses_chats),
     ("openai", openai_parses_responses),
@@ -138,6 +201,10 @@ TRIALS: list[tuple[str, Callable[[str], None]]] = [
     ("instructor", instructor_extracts),
     ("pydantic_ai", pydantic_ai_runs),
     ("litellm", litellm_completes),
+    ("cohere", cohere_embeds_and_ranks),
+    ("ollama", ollama_chats),
+    ("agents", agents_call_tools),
+    ("haystack", haystack_chats),
 ]
 
 

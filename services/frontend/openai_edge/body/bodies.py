@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
+from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
@@ -53,7 +54,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str = Field("", description="the model's name; empty: the only one")
+    model: ModelField = ""
 
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""
@@ -131,7 +132,7 @@ class GenerationBody(Body, PlainFields):
     retention_s: float | None = Field(
         None, description="with resumable: for so long without a reader, and once it has ended; default: as offered"
     )
-    echo: bool = False
+    echo: bool | None = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     request_id: str | None = None

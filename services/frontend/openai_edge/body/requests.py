@@ -138,7 +138,7 @@ def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions
         prompt_text=bool(body.return_prompt_text),
         prompt_logprobs=body.prompt_logprobs is not None or bool(body.prompt_logprob_token_ids),
         metrics=bool(body.return_metrics),
-        echoed_logprobs=isinstance(body, CompletionBody) and body.echo and body.logprobs is not None,
+        echoed_logprobs=isinstance(body, CompletionBody) and bool(body.echo) and body.logprobs is not None,
         prefix=prefix,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
 from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
@@ -47,13 +48,13 @@ class ResponsesBody(PlainFields):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str = ""
+    model: ModelField = ""
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    background: bool = Field(
+    background: bool | None = Field(
         False,
         description="go on without the client: GET /v1/responses/{id} tells how far it is, or ?stream=true its events",
     )

@@ -93,6 +93,21 @@ async def test_what_is_too_long_has_the_code_that_clients_look_for(
 
 
 @pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("/v1/completions", {"model": None, "echo": None}),
+        ("/v1/chat/completions", {"model": None, "echo": None}),
+        ("/v1/responses", {"model": None, "background": None}),
+        ("/tokenize", {"model": None}),
+    ],
+)
+async def test_null_is_a_field_that_was_left_out(frontend: Running, path: str, changes: dict[str, Any]) -> None:
+    answer = await frontend.http.post(path, json={**BODIES[path], **changes})
+    assert answer.status_code == 200, answer.text
+    assert answer.json().get("model", "talking") == "talking"
+
+
+@pytest.mark.parametrize(
     ("path", "changes", "field", "text"),
     [
         ("/v1/responses", {"max_output_tokens": -3}, "max_output_tokens", "max_output_tokens must be at least 1"),

@@ -124,6 +124,35 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
     assert broken.json()["error"]["type"] == "BadRequestError"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/api/pull", 404), ("GET", "/api/chat", 405), ("PUT", "/v2/models/tiny/infer", 405)],
+)
+async def test_what_is_not_there_is_told_in_the_words_of_the_api(
+    frontend: Running, method: str, path: str, status: int
+) -> None:
+    answer = await frontend.http.request(method, path)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert answer.json()["error"].startswith(f"{method} {path}: ")
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+    ],
+)
+async def test_what_is_not_there_is_told_to_anthropics_clients_in_their_words(
+    frontend: Running, method: str, path: str, status: int, kind: str
+) -> None:
+    answer = await frontend.http.request(method, path)
+    error = answer.json()
+    assert (answer.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
+    assert error["error"]["message"].startswith(f"{method} {path}: ")
+
+
 async def test_every_sampling_field_reaches_the_scheduler(frontend: Running, script: ScriptedScheduler) -> None:
     asked = {
         "temperature": 0.5,

@@ -20,8 +20,8 @@ def request(max_tokens: int | None = None, **fields: object) -> Request:
         ([], "it is empty"),
         ([1, 50], "Token id 50 is out of vocabulary"),
         ([-1], "Token id -1 is out of vocabulary"),
-        ([1] * 11, "This model's maximum context length is 10 tokens. However, your prompt has 11 tokens"),
-        ([1] * 10, "This model's maximum context length is 10 tokens. However, your prompt has 10 tokens"),
+        ([1] * 11, "This model's maximum context length is 10 tokens. However, your prompt resulted in 11 tokens"),
+        ([1] * 10, "This model's maximum context length is 10 tokens. However, your prompt resulted in 10 tokens"),
     ],
 )
 def test_refused_prompts(ids: list[int], text: str) -> None:

@@ -103,6 +103,24 @@ async def test_the_template_shows_tools_calls_and_results(tools_folder: Path) ->
     assert counted["count"] == script.submissions[-1].num_prompt_tokens
 
 
+@pytest.mark.parametrize("cut", ['{"city": "Malm', "{'city': 1}", '{"city": "\\ud83d', "now"])
+async def test_a_call_that_was_cut_off_stays_a_part_of_the_conversation(tools_folder: Path, cut: str) -> None:
+    """Its client sends it back with every turn from then on, in each API's words."""
+    called = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": cut}}
+    turns = [*ASK, {"role": "assistant", "content": None, "tool_calls": [called]}, *ASK]
+    item = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": cut}
+    block = {"type": "tool_use", "id": "c1", "name": "now", "input": {"INVALID_JSON": cut}}
+    async with talking(tools_folder, "ok") as (frontend, client, script):
+        await client.chat.completions.create(**asked() | {"messages": turns})
+        await client.responses.create(model="talking", input=[*ASK, item, *ASK])
+        blocks = [*ASK, {"role": "assistant", "content": [block]}, *ASK]
+        asking = {"model": "talking", "max_tokens": 5, "messages": blocks}
+        assert (await frontend.http.post("/v1/messages", json=asking)).status_code == 200
+    for submission in script.submissions:
+        written = json.dumps({"name": "now", "arguments": {"INVALID_JSON": cut}}, ensure_ascii=False)
+        assert f"<tool_call>{written}</tool_call>" in prompt_text(tools_folder, prompt_of(submission))
+
+
 async def test_choice_none_hides_the_tools(tools_folder: Path) -> None:
     async with talking(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="none"))

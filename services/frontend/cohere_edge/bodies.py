@@ -1,0 +1,46 @@
+"""The body of /v2/embed and /v1/embed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.frontend.http.model_field import ModelField
+from shared.errors import InvalidArgument, Unimplemented
+
+NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
+
+InputType = Literal["search_document", "search_query", "classification", "clustering"]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+
+
+class CohereEmbedBody(BaseModel):
+    """POST /v2/embed, /v1/embed"""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: ModelField = ""
+    texts: list[str] | None = Field(None, min_length=1)
+    input_type: InputType | None = Field(
+        None, description="chooses a prompt of the model's folder that is called so, if there is one"
+    )
+    embedding_types: list[EmbeddingType] | None = Field(None, description="default: float; several at once, if wanted")
+    output_dimension: int | None = Field(None, ge=1, description="only the first so many elements, normalised again")
+    max_tokens: int | None = Field(None, ge=1, description="of a text; default: as many as the model takes")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="where texts that are longer lose what is too much; NONE: they are refused. Default: END"
+    )
+    priority: int | None = None
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        for name, value in (self.model_extra or {}).items():
+            if name not in NOT_OFFERED:
+                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
+            if value not in (None, []):
+                raise Unimplemented(f"{name} is not offered by this server; send texts", field=name)
+        if not self.texts:
+            raise InvalidArgument("texts must hold at least one text", field="texts")
+        if self.truncate == "NONE" and self.max_tokens is not None:
+            raise InvalidArgument("max_tokens says where texts are cut, and truncate NONE forbids it", field="truncate")

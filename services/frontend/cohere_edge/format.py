@@ -1,0 +1,67 @@
+"""Vectors by the names of how they are written."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from services.frontend.generation.delta import Delta
+from services.frontend.generation.generation import Generation
+from services.frontend.openai_edge.answers.pooling_formats import PooledFormat
+from shared.columns import f32
+
+FLOAT = "float"
+FIRST = "1"  # version of the API
+SIGNED = 128  # what a byte of eight signs is less than itself, as Cohere has signed ones
+
+
+def _numbers(vector: bytes) -> orjson.Fragment:
+    """Of 32 bits, and no longer than they have to be."""
+    return orjson.Fragment(orjson.dumps(f32(vector), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _signs(vector: bytes) -> list[int]:
+    """Eight elements a byte, the first in the highest bit: 1 where one is above 0. A last byte is filled with 0."""
+    return [int(byte) for byte in np.packbits(f32(vector) > 0)]
+
+
+WRITERS: Mapping[str, Callable[[bytes], Any]] = {
+    FLOAT: _numbers,
+    "base64": lambda vector: base64.b64encode(vector).decode(),
+    "ubinary": _signs,
+    "binary": lambda vector: [byte - SIGNED for byte in _signs(vector)],
+}
+
+
+class CohereEmbedFormat(PooledFormat):
+    """POST /v2/embed, /v1/embed"""
+
+    prefix = "embd"
+
+    def __init__(self, version: str, model: str, texts: Sequence[str], kinds: Sequence[str]) -> None:
+        """`version`: of the API; `kinds`: keys of WRITERS. Whoever names none of them gets floats, which version 1 does
+        not put under their name."""
+        super().__init__(model)
+        self._version, self._texts, self._kinds = version, texts, kinds or (FLOAT,)
+        self._by_kind = bool(kinds) or version != FIRST
+
+    def data(self, vectors: Sequence[bytes]) -> list[Any]:
+        return [*map(WRITERS[FLOAT], vectors)]
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        vectors = generation.vectors
+        by_kind = {kind: [*map(WRITERS[kind], vectors)] for kind in self._kinds}
+        return {
+            "id": f"{self.prefix}-{generation.request.request_id}",
+            "response_type": "embeddings_by_type" if self._by_kind else "embeddings_floats",
+            "embeddings": by_kind if self._by_kind else self.data(vectors),
+            "texts": self._texts,
+            "meta": {
+                "api_version": {"version": self._version},
+                "billed_units": {"input_tokens": generation.usage.prompt_tokens, "image_tokens": 0},
+            },
+        }

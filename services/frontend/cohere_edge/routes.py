@@ -1,0 +1,74 @@
+"""POST /v2/embed, /v1/embed"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.cohere_edge.bodies import CohereEmbedBody
+from services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
+from services.frontend.generation.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
+from services.frontend.http.router import Router
+from services.frontend.input_processor.sentence_texts import SentenceTexts
+from services.frontend.request.request import Pooling, Sampling, TextPrompt
+from services.frontend.request.request import Request as Asked
+
+# What folders call the prompts that these types are for, the likeliest first.
+PROMPTS: Mapping[str, Sequence[str]] = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+}
+
+
+class CohereRoutes:
+    """Texts to vectors."""
+
+    def __init__(self, generator: Generator, catalogue: Catalogue, texts: SentenceTexts, bounds: BodyBounds) -> None:
+        self._generator = generator
+        self._catalogue = catalogue
+        self._texts = texts
+        self.router = Router(tags=["cohere"], route_class=bounds.route())
+        self.router.add_api_route("/v2/embed", self.embed, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/v1/embed", self.embed_as_before, methods=["POST"], response_class=Response)
+
+    async def embed(self, body: CohereEmbedBody, http: Request) -> Response:
+        """A vector for each text, as Cohere has it."""
+        return self._answer("2", body, http)
+
+    async def embed_as_before(self, body: CohereEmbedBody, http: Request) -> Response:
+        """The same in version 1 of their API."""
+        return self._answer(FIRST, body, http)
+
+    def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:
+        body.refuse_unknown()
+        kind = body.input_type or ""
+        prompt_name = self._texts.first_of(PROMPTS.get(kind, (kind,)))
+        request = embed_request(body, prompt_name, headers.read(http))
+        model = self._catalogue.called(body.model)
+        answer_format = CohereEmbedFormat(version, model, body.texts or (), body.embedding_types or ())
+        return Answer(self._generator, request, answer_format, stream=False)
+
+
+def embed_request(body: CohereEmbedBody, prompt_name: str, call: CallHeaders) -> Asked:
+    return Asked(
+        request_id=call.request_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=[TextPrompt(text) for text in body.texts or ()],
+        sampling=Sampling(detokenize=False),
+        pooling=Pooling(dimensions=body.output_dimension, prompt_name=prompt_name),
+        arrival_s=call.arrival_s,
+        deadline_s=call.deadline_s,
+        priority=body.priority or 0,
+        tenant=call.tenant,
+        truncate_prompt_tokens=None if body.truncate == "NONE" else body.max_tokens or -1,
+        truncation_side="left" if body.truncate == "START" else "right",
+        final_only=True,
+    )
