@@ -1,5 +1,4 @@
-"""`python -m tests.deploy.images build|test|push|clean`: the images, built, talked to and published. README of k8s says what
-is needed."""
+"""`python -m tests.deploy.images build|test|push|clean`: the images. README of k8s says what is needed."""
 
 from __future__ import annotations
 
@@ -27,11 +26,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.deploy.images", description=__doc__)
     parser.add_argument("what", choices=("build", "test", "push", "clean"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "quire-images")
-    parser.add_argument("--images", nargs="+", choices=IMAGES, default=WITHOUT_GPU, metavar="NAME", help=", ".join(IMAGES))
+    parser.add_argument(
+        "--images", nargs="+", choices=IMAGES, default=WITHOUT_GPU, metavar="NAME", help=", ".join(IMAGES)
+    )
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--to", metavar="WHERE", help="push: docker://REGISTRY/PATH, or oci-archive:FOLDER")
+    parser.add_argument("--to", metavar="WHERE", help="push: docker://REGISTRY/PATH or oci-archive:FOLDER")
     asked = parser.parse_args()
-    if (asked.what == "push") != bool(asked.to):
+    if (asked.what == "push") != (asked.to is not None):
         parser.error("--to: says where to push, and is of push alone")
     for tool in ("buildah", "mmdebstrap"):
         if shutil.which(tool) is None:
@@ -71,21 +72,31 @@ def test(builder: Builder, images: Sequence[Image]) -> int:
     checks = [cuda.look] if WORKER_CUDA in images else []
     if any(image != WORKER_CUDA for image in images):
         checks.append(cluster.talk)
-    return int(not all([check(builder) for check in checks]))
+    return int(not all(check(builder) for check in checks))
 
 
 def push(builder: Builder, images: Sequence[Image], where: str) -> int:
     """Prints what a manifest names to get exactly these."""
-    for image in images:
-        print(f"{image.published}@{builder.push(image, destination(image, where))}", flush=True)
+    try:
+        places = [destination(image, where) for image in images]
+    except ValueError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    for image, place in zip(images, places, strict=True):
+        print(f"{image.published}@{builder.push(image, place)}", flush=True)
     return 0
 
 
 def destination(image: Image, where: str) -> str:
-    """An archive is a file for each image."""
-    if where.startswith(("oci-archive:", "docker-archive:")):
-        return f"{where.rstrip('/')}/quire-{image.name}.tar:{image.published}"
-    return f"{where.rstrip('/')}/{image.published}"
+    """The place in the words of containers-transports(5)."""
+    folder = where.rstrip("/")
+    match where.partition(":")[0]:
+        case "docker":
+            return f"{folder}/{image.published}"
+        case "oci-archive":
+            return f"{folder}/quire-{image.name}.tar:{image.published}"
+        case other:
+            raise ValueError(f"--to: {where!r}: {other!r} is neither docker://REGISTRY/PATH nor oci-archive:FOLDER")
 
 
 def write_bill(builder: Builder, image: Image) -> bool:

@@ -23,7 +23,7 @@ PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One to build; `target`: the stage, where a Dockerfile has several images; `extras`: what of pyproject.toml it has."""
+    """One to build; `extras`: of pyproject.toml; `target`: the stage, where a Dockerfile has several images."""
 
     role: str
     extras: tuple[str, ...]
@@ -61,7 +61,9 @@ class Builder:
 
     def buildah(self, *words: str) -> str:
         """Its output; what it says meanwhile goes to standard error."""
-        done = subprocess.run(["buildah", *self._storage, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            ["buildah", *self._storage, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+        )
         return done.stdout.strip()
 
     def make_base(self) -> None:

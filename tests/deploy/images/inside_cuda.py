@@ -1,4 +1,4 @@
-"""Runs in the image for GPUs, by its Python and as its user, where there is no GPU: exits with 1 if something is missing."""
+"""Runs in the image for GPUs, by its Python and as its user, without a GPU: exits with 1 if something is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -27,7 +26,8 @@ SHAPE = precompile.ModelShape(
 
 
 def main() -> int:
-    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, CUDA {torch.version.cuda}, Triton {version('triton')}")
+    python, cuda = sys.version.split()[0], torch.version.cuda
+    print(f"Python {python}, torch {torch.__version__}, CUDA {cuda}, Triton {triton.__version__}")
     faults = [fault for check in (user, tools, libraries, launcher, kernels) for fault in check()]
     for fault in faults:
         print(f"missing or wrong: {fault}")

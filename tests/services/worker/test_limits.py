@@ -146,7 +146,10 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     ("said", "reason"),
     [
         ("Torch not compiled with CUDA enabled", "Torch not compiled with CUDA enabled"),
-        ("The NVIDIA driver is too old (found version 12020). Please update it.\nMore.", "The NVIDIA driver is too old .*"),
+        (
+            "The NVIDIA driver is too old (found version 12020). Please update it.\nMore.",
+            "The NVIDIA driver is too old .*",
+        ),
         ("", "the driver lists no GPU"),
     ],
 )
