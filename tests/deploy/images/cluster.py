@@ -21,11 +21,7 @@ def talk(builder: Builder) -> bool:
     """Whether a question whose answer is known is answered, and all end well when they are told to."""
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch)
-        files.chmod(0o755)
-        secret = files / "secret"
-        secret.write_text("of this test alone, and long enough to be one")
-        secret.chmod(0o400)
-        os.chown(secret, USER, USER)  # which the images' user is
+        write_secret(files)
         grpc_port, http_port, scheduler_port = _free_ports(3)
         (files / "quire.yaml").write_text(_settings(grpc_port, http_port, scheduler_port))
         environment = {"QUIRE_CONFIG": "/etc/quire/quire.yaml", "XDG_CACHE_HOME": "/tmp"}
@@ -39,6 +35,15 @@ def talk(builder: Builder) -> bool:
     print(f"What is 23 + 45? {answer}")
     print(f"exit statuses after SIGTERM: {statuses}")
     return answer == "68" and not any(statuses)
+
+
+def write_secret(files: Path) -> None:
+    """For the images' user alone, in a folder that it can read."""
+    files.chmod(0o755)
+    secret = files / "secret"
+    secret.write_text("of this test alone, and long enough to be one")
+    secret.chmod(0o400)
+    os.chown(secret, USER, USER)
 
 
 def _settings(grpc_port: int, http_port: int, scheduler_port: int) -> str:
