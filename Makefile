@@ -62,7 +62,7 @@ wheel: setup
 
 # The images from their Dockerfiles without a Docker engine, and a cluster out of them that is talked to. Needs root for
 # the chroots, and `apt-get install buildah mmdebstrap`. IMAGES='frontend scheduler worker', which is the default, or
-# worker-cuda, with 30 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
+# worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
 OF_IMAGES := $(if $(IMAGES),--images $(IMAGES))
 images: setup
 	$(BIN)/python -m tests.deploy.images build $(OF_IMAGES) $(ARGS)
