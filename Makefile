@@ -1,16 +1,16 @@
-# make setup | demo | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | protos | clean
+# make setup | demo | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | push-images | protos | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test test-slow test-all lint bench wheel images test-images clean
+.PHONY: setup protos demo up test test-slow test-all lint bench wheel images test-images push-images clean
 
 setup: $(READY)
 
 # The package's build (setup.py) generates the protocols and compiles the kernels.
 $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Quire and what it needs into $(VENV): some minutes the first time, most of them for torch."
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
@@ -61,12 +61,18 @@ wheel: setup
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 # The images from their Dockerfiles without a Docker engine, and a cluster out of them that is talked to. Needs root for
-# the chroots, and `apt-get install buildah mmdebstrap`. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
+# the chroots, and `apt-get install buildah mmdebstrap`. IMAGES='frontend scheduler worker', which is the default, or
+# worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
+OF_IMAGES := $(if $(IMAGES),--images $(IMAGES))
 images: setup
-	$(BIN)/python -m tests.deploy.images build $(ARGS)
+	$(BIN)/python -m tests.deploy.images build $(OF_IMAGES) $(ARGS)
 
 test-images: images
-	$(BIN)/python -m tests.deploy.images test
+	$(BIN)/python -m tests.deploy.images test $(OF_IMAGES)
+
+# What is built already. TO=docker://REGISTRY/PATH (buildah login REGISTRY comes first) or TO=oci-archive:/FOLDER
+push-images: setup
+	$(BIN)/python -m tests.deploy.images push $(OF_IMAGES) --to $(TO)
 
 clean:
 	rm -rf $(VENV) build dist kernels/cpu/build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

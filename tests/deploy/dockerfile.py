@@ -13,7 +13,7 @@ from pathlib import Path
 class Stage:
     """What lies between one FROM and the next."""
 
-    base: str
+    base: str  # an image from elsewhere, also where other stages of the file lie between
     name: str
     instructions: list[tuple[str, str]] = field(default_factory=list)  # (keyword, arguments)
 
@@ -63,7 +63,8 @@ def read(path: Path) -> list[Stage]:
         keyword, _, arguments = line.partition(" ")
         if keyword == "FROM":
             base, *name = re.split(r"\s+AS\s+", arguments)
-            stages.append(Stage(_expand(base, defaults), name[0] if name else ""))
+            below = {stage.name: stage.base for stage in stages if stage.name}
+            stages.append(Stage(below.get(base) or _expand(base, defaults), name[0] if name else ""))
         elif stages:
             stages[-1].instructions.append((keyword, arguments.strip()))
         elif keyword == "ARG":

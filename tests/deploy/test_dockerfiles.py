@@ -38,7 +38,8 @@ def test_hadolint_has_nothing_to_say(role: str) -> None:
 def test_every_image_that_is_built_on_can_be_named_by_its_digest(role: str) -> None:
     """By one argument for the whole name; its default has a tag."""
     lines = DOCKERFILES[role].read_text().splitlines()
-    bases = {line.split()[1] for line in lines if line.startswith("FROM ")}
+    stages = {stage.name for stage in dockerfile.read(DOCKERFILES[role]) if stage.name}
+    bases = {line.split()[1] for line in lines if line.startswith("FROM ")} - stages
     arguments = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if re.match(r"ARG \w+=", line))
     for base in bases:
         assert re.fullmatch(r"\$\{\w+\}", base), f"{base} is made of parts"

@@ -46,7 +46,7 @@ def open_device(kind: str, threads: int, index: int = 0) -> Device:
     if kind == "cpu":
         return Device(kind, _cpuinfo("model name") or platform.machine())
     if not torch.cuda.is_available():
-        raise FailedPrecondition("device: cuda was asked for, but torch sees no CUDA device", field="device")
+        raise FailedPrecondition(f"device: cuda was asked for, but torch sees none: {_why_no_gpu()}", field="device")
     if index >= torch.cuda.device_count():
         raise FailedPrecondition(
             "tensor_parallel_size, pipeline_parallel_size, context_parallel_size: "
@@ -55,6 +55,15 @@ def open_device(kind: str, threads: int, index: int = 0) -> Device:
         )
     torch.cuda.set_device(index)
     return Device(kind, torch.cuda.get_device_name(index), index)
+
+
+def _why_no_gpu() -> str:
+    """The first sentence of what torch says: it was built without CUDA, there is no driver, the driver is too old."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).partition("\n")[0].partition(". ")[0]
+    return "the driver lists no GPU"
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:

@@ -1,39 +1,39 @@
-"""`python -m tests.deploy.images build|test`: the images, built and talked to. README of k8s says what is needed."""
+"""`python -m tests.deploy.images build|test|push|clean`: the images. README of k8s says what is needed."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
-import socket
 import sys
 import tempfile
-import time
 import tomllib
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from shared.version import VERSION
-from tests.deploy.images import bill
-from tests.deploy.images.builder import IMAGES, Builder, Image
+from tests.deploy.images import bill, cluster, cuda
+from tests.deploy.images.builder import IMAGES, WORKER_CUDA, Builder, Image
 from tests.deploy.paths import ROOT
 
 MOST_MB = {"frontend": 250, "scheduler": 250}  # of ours, unpacked
-READY_S = 120.0
-USER = 10001
+WITHOUT_GPU = ("frontend", "scheduler", "worker")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "test", "clean"))
+    parser = argparse.ArgumentParser(prog="python -m tests.deploy.images", description=__doc__)
+    parser.add_argument("what", choices=("build", "test", "push", "clean"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "quire-images")
+    parser.add_argument(
+        "--images", nargs="+", choices=IMAGES, default=WITHOUT_GPU, metavar="NAME", help=", ".join(IMAGES)
+    )
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--to", metavar="WHERE", help="push: docker://REGISTRY/PATH or oci-archive:FOLDER")
     asked = parser.parse_args()
+    if (asked.what == "push") != (asked.to is not None):
+        parser.error("--to: says where to push, and is of push alone")
     for tool in ("buildah", "mmdebstrap"):
         if shutil.which(tool) is None:
             print(f"images: {tool} is not installed: apt-get install {tool}", file=sys.stderr)
@@ -41,35 +41,71 @@ def main() -> int:
     if asked.what == "clean":
         shutil.rmtree(asked.folder, ignore_errors=True)
         return 0
-    builder = Builder(asked.folder)
-    if asked.what == "build":
-        return build(builder, dict(one.split("=", 1) for one in asked.build_arg))
-    return talk(builder)
+    builder, images = Builder(asked.folder), [IMAGES[name] for name in dict.fromkeys(asked.images)]
+    match asked.what:
+        case "build":
+            return build(builder, images, dict(one.split("=", 1) for one in asked.build_arg))
+        case "push":
+            return push(builder, images, asked.to)
+        case _:
+            return test(builder, images)
 
 
-def build(builder: Builder, arguments: dict[str, str]) -> int:
+def build(builder: Builder, images: Sequence[Image], arguments: dict[str, str]) -> int:
     builder.make_base()
-    for image in IMAGES:
+    for image in images:
         print(f"{image.tag}: built in {builder.build(image, arguments):.0f} s", flush=True)
     too_large = []
-    for image in IMAGES:
+    for image in images:
         base, *own = builder.layers(image.tag)
         print(f"{image.tag}: {sum(own) / 1e6:.0f} MB on a base of {base / 1e6:.0f} MB")
-        if sum(own) / 1e6 > MOST_MB.get(image.role, float("inf")):
+        if sum(own) / 1e6 > MOST_MB.get(image.name, float("inf")):
             too_large.append(image.tag)
     if too_large:
         print(f"images: larger than they may be: {', '.join(too_large)}", file=sys.stderr)
-    lacking = [image.tag for image in IMAGES if not write_bill(builder, image)]
-    return bool(too_large or lacking)
+    lacking = [image.tag for image in images if not write_bill(builder, image)]
+    return int(bool(too_large or lacking))
+
+
+def test(builder: Builder, images: Sequence[Image]) -> int:
+    """Those that need no GPU are talked to, all together; into the other one is looked."""
+    checks = [cuda.look] if WORKER_CUDA in images else []
+    if any(image != WORKER_CUDA for image in images):
+        checks.append(cluster.talk)
+    return int(not all(check(builder) for check in checks))
+
+
+def push(builder: Builder, images: Sequence[Image], where: str) -> int:
+    """Prints what a manifest names to get exactly these."""
+    try:
+        places = [destination(image, where) for image in images]
+    except ValueError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    for image, place in zip(images, places, strict=True):
+        print(f"{image.published}@{builder.push(image, place)}", flush=True)
+    return 0
+
+
+def destination(image: Image, where: str) -> str:
+    """The place in the words of containers-transports(5)."""
+    folder = where.rstrip("/")
+    match where.partition(":")[0]:
+        case "docker":
+            return f"{folder}/{image.published}"
+        case "oci-archive":
+            return f"{folder}/quire-{image.name}.tar:{image.published}"
+        case other:
+            raise ValueError(f"--to: {where!r}: {other!r} is neither docker://REGISTRY/PATH nor oci-archive:FOLDER")
 
 
 def write_bill(builder: Builder, image: Image) -> bool:
     """Writes what the image is made of beside the images; false if it lacks what the package asks for."""
-    with builder.unpacked(image.tag) as root:
-        found = bill.of_root(root, f"quire-{image.role}", VERSION)
-    path = builder.folder / f"quire-{image.role}.cdx.json"
+    with builder.unpacked(image) as root:
+        found = bill.of_root(root, f"quire-{image.name}", VERSION)
+    path = builder.folder / f"quire-{image.name}.cdx.json"
     path.write_text(bill.text(found))
-    lacking = missing(image.role, set(bill.names(found, "pypi")))
+    lacking = missing(image.extras, set(bill.names(found, "pypi")))
     counts = {kind: len(bill.names(found, kind)) for kind in ("deb", "pypi")}
     print(f"{image.tag}: {counts['deb']} packages of Debian, {counts['pypi']} distributions of Python: {path}")
     if lacking:
@@ -77,87 +113,13 @@ def write_bill(builder: Builder, image: Image) -> bool:
     return not lacking
 
 
-def missing(role: str, present: set[str]) -> set[str]:
-    """Distributions that pyproject.toml asks for where `role` runs, and that are not there."""
+def missing(extras: Sequence[str], present: set[str]) -> set[str]:
+    """Distributions that pyproject.toml asks for with `extras`, and that are not there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][role]])
+    optional = project["optional-dependencies"]
+    asked = map(Requirement, [*project["dependencies"], *(need for extra in extras for need in optional[extra])])
     needed = {canonicalize_name(need.name) for need in asked if need.marker is None or need.marker.evaluate()}
     return (needed | {"quire"}) - present
-
-
-def talk(builder: Builder) -> int:
-    """A cluster of one container each; the answer to a question whose answer is known."""
-    with tempfile.TemporaryDirectory() as scratch:
-        files = Path(scratch)
-        files.chmod(0o755)
-        secret = files / "secret"
-        secret.write_text("of this test alone, and long enough to be one")
-        secret.chmod(0o400)
-        os.chown(secret, USER, USER)  # which the images' user is
-        grpc_port, http_port, scheduler_port = _free_ports(3)
-        (files / "quire.yaml").write_text(_settings(grpc_port, http_port, scheduler_port))
-        environment = {"QUIRE_CONFIG": "/etc/quire/quire.yaml", "XDG_CACHE_HOME": "/tmp"}
-        frontend, scheduler, worker = IMAGES
-        running = []
-        try:
-            for image in (scheduler, worker, frontend):
-                running.append(builder.start(image, [image.role], files=files, environment=environment))
-            answer = _ask(f"http://127.0.0.1:{http_port}/v1/chat/completions")
-        finally:
-            statuses = [service.stop() for service in reversed(running)]
-    print(f"What is 23 + 45? {answer}")
-    print(f"exit statuses after SIGTERM: {statuses}")
-    return 0 if answer == "68" and not any(statuses) else 1
-
-
-def _settings(grpc_port: int, http_port: int, scheduler_port: int) -> str:
-    """JSON is YAML."""
-    secret = {"cluster_secret_file": "/etc/quire/secret"}
-    model = "/opt/quire/quire-tiny"
-    return json.dumps({
-        "frontend": {
-            "model": model,
-            "host": "127.0.0.1",
-            "grpc_port": grpc_port,
-            "http_port": http_port,
-            "schedulers": [f"127.0.0.1:{scheduler_port}"],
-            **secret,
-        },
-        "scheduler": {"host": "127.0.0.1", "grpc_port": scheduler_port, "metrics_port": 0, **secret},
-        "worker": {
-            "model": model,
-            "host": "127.0.0.1",
-            "grpc_port": 0,
-            "scheduler": f"127.0.0.1:{scheduler_port}",
-            "metrics_port": 0,
-            "num_blocks": 256,
-            **secret,
-        },
-    })  # fmt: skip
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _ask(url: str) -> str:
-    question = {"messages": [{"role": "user", "content": "What is 23 + 45?"}], "temperature": 0}
-    request = urllib.request.Request(url, json.dumps(question).encode(), {"content-type": "application/json"})
-    end = time.monotonic() + READY_S
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                return str(json.load(reply)["choices"][0]["message"]["content"])
-        except (OSError, urllib.error.HTTPError):
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
 
 
 if __name__ == "__main__":

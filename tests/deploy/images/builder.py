@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.version import VERSION
 from tests.deploy.paths import DOCKERFILES, ROOT
 
 BASE = "localhost/quire-base"
@@ -22,17 +23,32 @@ PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One to build; `target`: the stage, where a Dockerfile has several images."""
+    """One to build; `extras`: of pyproject.toml; `target`: the stage, where a Dockerfile has several images."""
 
     role: str
+    extras: tuple[str, ...]
     target: str = ""
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.role + self.suffix
 
     @property
     def tag(self) -> str:
-        return f"localhost/quire-{self.role}:test"
+        return f"localhost/quire-{self.role}:test{self.suffix}"
+
+    @property
+    def published(self) -> str:
+        """As the manifests and compose name it."""
+        return f"quire-{self.role}:{VERSION}{self.suffix}"
 
 
-IMAGES = (Image("frontend"), Image("scheduler"), Image("worker", "cpu"))
+FRONTEND = Image("frontend", ("frontend",))
+SCHEDULER = Image("scheduler", ("scheduler",))
+WORKER = Image("worker", ("worker",), target="cpu")
+WORKER_CUDA = Image("worker", ("worker", "cuda"), target="cuda", suffix="-cuda")
+IMAGES = {image.name: image for image in (FRONTEND, SCHEDULER, WORKER, WORKER_CUDA)}
 
 
 class Builder:
@@ -41,11 +57,13 @@ class Builder:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._storage = ("--storage-driver", "vfs", "--root", f"{folder}/storage", "--runroot", f"{folder}/run")
 
     def buildah(self, *words: str) -> str:
         """Its output; what it says meanwhile goes to standard error."""
-        storage = ("--storage-driver", "vfs", "--root", f"{self.folder}/storage", "--runroot", f"{self.folder}/run")
-        done = subprocess.run(["buildah", *storage, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            ["buildah", *self._storage, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+        )
         return done.stdout.strip()
 
     def make_base(self) -> None:
@@ -78,25 +96,42 @@ class Builder:
         return [layer["size"] for layer in manifest["layers"]]
 
     @contextmanager
-    def unpacked(self, tag: str) -> Iterator[Path]:
+    def unpacked(self, image: Image) -> Iterator[Path]:
         """The files of an image."""
-        container = self.buildah("from", tag)
-        try:
+        with self.container(image) as container:
             yield Path(self.buildah("mount", container))
-        finally:
-            self.buildah("rm", container)
 
     def start(self, image: Image, command: Sequence[str], *, files: Path, environment: Mapping[str, str]) -> Service:
         """A process in a container made of the image; `files` are read at /etc/quire."""
         container = self.buildah("from", image.tag)
-        words = ["run", "--isolation", "chroot", "--user", "10001:10001", "--volume", f"{files}:/etc/quire:ro"]
+        words = [*self._run(files, environment), container, "--", "quire", *command]
+        return Service(self, container, subprocess.Popen(words, start_new_session=True))
+
+    @contextmanager
+    def container(self, image: Image) -> Iterator[str]:
+        container = self.buildah("from", image.tag)
+        try:
+            yield container
+        finally:
+            self.buildah("rm", container)
+
+    def call(self, container: str, command: Sequence[str], *, files: Path) -> subprocess.CompletedProcess[str]:
+        """`command` in the container, to its end."""
+        words = [*self._run(files, {}), container, "--", *command]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    def push(self, image: Image, destination: str) -> str:
+        """To a place in the words of containers-transports(5); its digest."""
+        written = self.folder / f"quire-{image.name}.digest"
+        self.buildah("push", "--quiet", "--digestfile", str(written), image.tag, destination)
+        return written.read_text().strip()
+
+    def _run(self, files: Path, environment: Mapping[str, str]) -> list[str]:
+        words = ["buildah", *self._storage, "run", "--isolation", "chroot", "--user", "10001:10001"]
+        words += ["--volume", f"{files}:/etc/quire:ro"]
         for name, value in environment.items():
             words += ["--env", f"{name}={value}"]
-        storage = ("--storage-driver", "vfs", "--root", f"{self.folder}/storage", "--runroot", f"{self.folder}/run")
-        process = subprocess.Popen(
-            ["buildah", *storage, *words, container, "--", "quire", *command], start_new_session=True
-        )
-        return Service(self, container, process)
+        return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,6 @@ def test_what_the_package_asks_for_and_a_bill_lacks_is_told(role: str) -> None:
     names = {canonicalize_name(need.name) for need in asked if need.marker is None or need.marker.evaluate()} | {
         "quire"
     }
-    assert missing(role, names) == set()
+    assert missing([role], names) == set()
     for name in names:
-        assert missing(role, names - {name}) == {name}
+        assert missing([role], names - {name}) == {name}

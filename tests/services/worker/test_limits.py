@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from services.worker import limits
 from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
-from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization
+from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv import kv_memory
 from services.worker.kv.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
-from shared.errors import InvalidArgument
+from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import WorkerSettings
 
 SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, dtype=torch.bfloat16)
@@ -139,3 +140,29 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     with pytest.raises(InvalidArgument, match="quantization: fp8_block needs device cuda"):
         choose_quantization("fp8_block", None, cpu)
     assert choose_quantization("none", None, cpu) == "none"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Torch not compiled with CUDA enabled", "Torch not compiled with CUDA enabled"),
+        (
+            "The NVIDIA driver is too old (found version 12020). Please update it.\nMore.",
+            "The NVIDIA driver is too old .*",
+        ),
+        ("", "the driver lists no GPU"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_torchs_reason(
+    said: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        if said:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(FailedPrecondition) as caught:
+        open_device("cuda", 1)
+    assert re.fullmatch(f"device: cuda was asked for, but torch sees none: {reason}", str(caught.value))
+    assert "update" not in str(caught.value)

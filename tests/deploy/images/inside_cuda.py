@@ -1,0 +1,89 @@
+"""Runs in the image for GPUs, by its Python and as its user, without a GPU: exits with 1 if something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+
+from kernels.triton.precompile import precompile, processes
+
+OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1"}  # the container toolkit brings them
+TOOLS = ("g++", "c++", "clang", "make", "cmake", "ninja", "nvcc", "pip", "git")
+USER = 10001
+CAPABILITIES = (90, 100)
+SHAPE = precompile.ModelShape(
+    hidden_size=1024, intermediate_size=3072, num_q_heads=16, num_kv_heads=8, head_dim=128, vocab_size=151936,
+    qk_norm=True, block_size=16, max_num_seqs=256, dtype="bfloat16", kv_dtype="bfloat16", single_row=True,
+)  # fmt: skip
+
+
+def main() -> int:
+    python, cuda = sys.version.split()[0], torch.version.cuda
+    print(f"Python {python}, torch {torch.__version__}, CUDA {cuda}, Triton {triton.__version__}")
+    faults = [fault for check in (user, tools, libraries, launcher, kernels) for fault in check()]
+    for fault in faults:
+        print(f"missing or wrong: {fault}")
+    return int(bool(faults))
+
+
+def user() -> list[str]:
+    faults = [] if os.getuid() == USER else [f"user {os.getuid()}"]
+    return faults + [f"{path} can be written" for path in (sys.prefix, torch.__file__) if os.access(path, os.W_OK)]
+
+
+def tools() -> list[str]:
+    """What nothing needs at run time."""
+    return [f"there is {found}" for found in map(shutil.which, TOOLS) if found]
+
+
+def libraries() -> list[str]:
+    """Every library of torch finds those that it names."""
+    found = sorted((Path(torch.__file__).parent / "lib").glob("*.so*"))
+    lacking = {name for library in found for name in _not_found(library)}
+    print(f"{len(found)} libraries of torch; not here: {', '.join(sorted(lacking)) or 'none'}")
+    return [f"library {name}" for name in sorted(lacking - OF_THE_DRIVER)]
+
+
+def _not_found(library: Path) -> list[str]:
+    listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=False)
+    return [line.split()[0] for line in listed.stdout.splitlines() if line.endswith("not found")]
+
+
+def launcher() -> list[str]:
+    """What Triton compiles with gcc at its first start; not linked, since the driver's library comes with the GPU."""
+    nvidia = Path(triton.__file__).parent / "backends" / "nvidia"
+    include = [f"-I{nvidia / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = ["gcc", str(nvidia / "driver.c"), "-O3", "-shared", "-fPIC", *include, "-o", f"{scratch}/driver.so"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else [f"Triton's driver.c: {done.stderr.strip()[-500:]}"]
+
+
+def kernels() -> list[str]:
+    """All that a model of this shape starts with."""
+    faults = []
+    for capability in CAPABILITIES:
+        with tempfile.TemporaryDirectory() as cache:
+            triton.knobs.cache.dir = cache
+            process = os.fork()  # which compile_all is the end of
+            if not process:
+                missing = precompile.Missing(SHAPE, capability, 1, Path(cache) / "marker")
+                os._exit(0 if processes.compile_all(missing) else 1)
+            failed = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            compiled = len(list(Path(cache).rglob("*.cubin")))
+        print(f"{compiled} kernels compiled for {capability / 10}")
+        if failed or not compiled:
+            faults.append(f"kernels for {capability / 10}")
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(main())
