@@ -61,7 +61,7 @@ def _frontend() -> CollectorRegistry:
 def _frontend_metrics() -> FrontendMetrics:
     metrics = FrontendMetrics("quire-tiny", 4096)
     metrics.calls.tenant("a")
-    metrics.registry.register(ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: ["adapter"]))
+    metrics.registry.register(ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: ["adapter"], lambda: 1))
     return metrics
 
 
