@@ -36,7 +36,7 @@ def _goes_along(field: str, sampling: Sampling) -> bool:
     if sampling.beam_search is None:
         return True
     value = getattr(sampling, field)
-    return value == getattr(UNASKED, field) or value == []
+    return bool(value == getattr(UNASKED, field) or value == [])
 
 
 RULES = (

@@ -206,7 +206,7 @@ def settle(sampling: Sampling) -> Sampling:
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
     budget = sampling.thinking_token_budget
-    settled = {
+    settled: dict[str, Any] = {
         "top_k": min(max(sampling.top_k, 0), MAX_TOP_K),
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,

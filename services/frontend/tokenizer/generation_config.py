@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from services.frontend.tokenizer.folder import read_optional
@@ -28,7 +27,7 @@ class GenerationDefaults:
     def sampling(self) -> Mapping[str, float | int]:
         """What the author says of sampling, by name."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "max_new_tokens")
-        return MappingProxyType({name: value for name, value in named if value is not None})
+        return {name: value for name, value in named if value is not None}
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
