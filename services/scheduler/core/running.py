@@ -55,7 +55,7 @@ class Running:
         self.num_beams = 0
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
-        self._tail_bytes = memoryview(self._tail.reshape(-1).view(np.uint8))  # the same, row after row
+        self._tail_bytes = self._tail.reshape(-1).view(np.uint8).data  # the same, row after row
         self._row_bytes = block_size * TOKEN_BYTES
         self.num_micro_batches = num_micro_batches
         self.micro_batches = np.arange(num_slots) % num_micro_batches  # by slot
