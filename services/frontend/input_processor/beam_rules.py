@@ -33,8 +33,10 @@ def _search(sampling: Sampling) -> BeamSearch:
 
 
 def _goes_along(field: str, sampling: Sampling) -> bool:
+    if sampling.beam_search is None:
+        return True
     value = getattr(sampling, field)
-    return sampling.beam_search is None or value == getattr(UNASKED, field) or value == []
+    return bool(value == getattr(UNASKED, field) or value == [])
 
 
 RULES = (

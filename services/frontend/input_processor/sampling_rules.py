@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -161,11 +161,10 @@ RULES = (
 
 def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
     """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
-    recommended = {name: value for name, value in asdict(defaults).items() if name != "max_new_tokens"}
+    values: dict[str, Any] = dict(defaults.sampling)
     if given.get("beam_search") is not None:
-        recommended["repetition_penalty"] = None  # meant for sampling
-    named = {**recommended, **{name: value for name, value in given.items() if value is not None}}
-    values = {name: value for name, value in named.items() if value is not None}
+        values.pop("repetition_penalty", None)  # meant for sampling
+    values |= {name: value for name, value in given.items() if value is not None}
     plain = {name: values.pop(name) for name in plain_parameters.NAMES & values.keys()}
     return Sampling(**values, plain=plain)
 
@@ -206,11 +205,13 @@ def settle(sampling: Sampling) -> Sampling:
         sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
-    return replace(
-        sampling,
-        top_k=min(max(sampling.top_k, 0), MAX_TOP_K),
-        seed=None if sampling.seed == -1 else sampling.seed,
-        thinking_token_budget=None if sampling.thinking_token_budget == UNBOUNDED else sampling.thinking_token_budget,
-        stop_token_ids=tuple(dict.fromkeys(sampling.stop_token_ids)),
-        logit_bias={i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
-    )
+    budget = sampling.thinking_token_budget
+    settled: dict[str, Any] = {
+        "top_k": min(max(sampling.top_k, 0), MAX_TOP_K),
+        "seed": None if sampling.seed == -1 else sampling.seed,
+        "thinking_token_budget": None if budget == UNBOUNDED else budget,
+        "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),
+        "logit_bias": {i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
+    }
+    changed = {name: value for name, value in settled.items() if value != getattr(sampling, name)}
+    return replace(sampling, **changed) if changed else sampling  # a copy costs as much as all rules

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from services.frontend.tokenizer.folder import read_optional
 from shared.models.model_identity import read_config
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GenerationDefaults:
     """Defaults between the request's own values and the protocol's; None where the author says nothing."""
 
@@ -21,10 +23,16 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
+    @cached_property
+    def sampling(self) -> Mapping[str, float | int]:
+        """What the author says of sampling, by name."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "max_new_tokens")
+        return {name: value for name, value in named if value is not None}
+
 
 def read_defaults(folder: Path) -> GenerationDefaults:
     config = read_optional(folder / "generation_config.json")
-    return GenerationDefaults(**{name: config.get(name) for name in GenerationDefaults.__slots__})
+    return GenerationDefaults(**{field.name: config.get(field.name) for field in fields(GenerationDefaults)})
 
 
 def read_eos_ids(folder: Path) -> list[int]:

@@ -55,6 +55,8 @@ class Running:
         self.num_beams = 0
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
+        self._tail_bytes = self._tail.reshape(-1).view(np.uint8).data  # the same, row after row
+        self._row_bytes = block_size * TOKEN_BYTES
         self.num_micro_batches = num_micro_batches
         self.micro_batches = np.arange(num_slots) % num_micro_batches  # by slot
         self.free_slots = FreeSlots(num_slots, num_micro_batches)
@@ -91,13 +93,8 @@ class Running:
         self.limit[slot] = sequence.max_total_tokens
         self.most_blocks += self.most_blocks_of(sequence)
         self.capacity[slot] = 0
-        self.asks_logprobs[slot] = sequence.asks_logprobs
-        self.num_constrained += bool(sequence.grammar_id)
-        self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
-        self.watched[slot] = sequence.repetition is not None
-        self.num_watched += sequence.repetition is not None
-        self.is_beam[slot] = sequence.is_beam
-        self.num_beams += sequence.is_beam
+        if sequence.asks_more:
+            self._enter_wishes(slot, sequence)
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)
         sequence.row = self
@@ -123,9 +120,9 @@ class Running:
 
     def tail_of(self, slot: int) -> bytes:
         """i32 column: the known tokens behind the last full block that the sequence itself keeps."""
-        num_kept = len(self.sequence(slot).tokens) // TOKEN_BYTES
-        tail: bytes = self._tail[slot, : int(self.num_known[slot]) - num_kept].tobytes()
-        return tail
+        begin = slot * self._row_bytes
+        end = begin + int(self.num_known[slot]) * TOKEN_BYTES - len(self.sequence(slot).tokens)
+        return bytes(self._tail_bytes[begin:end])
 
     def known_tokens(self, slot: int) -> bytes:
         """i32 column."""
@@ -133,7 +130,7 @@ class Running:
 
     def known_block(self, slot: int, index: int) -> bytes:
         """i32 column: the known tokens of one of its blocks."""
-        size = self.block_size * TOKEN_BYTES
+        size = self._row_bytes
         tokens = self.sequence(slot).tokens
         if index * size < len(tokens):
             return bytes(tokens[index * size : (index + 1) * size])
@@ -144,12 +141,10 @@ class Running:
         sequence = self.sequence(slot)
         sequence.tokens += self.tail_of(slot)
         sequence.row = None
-        self.num_constrained -= bool(sequence.grammar_id)
         self.most_blocks -= self.most_blocks_of(sequence)
         self.sequences[slot] = None
-        self.num_watched -= sequence.repetition is not None
-        self.num_beams -= sequence.is_beam
-        self.is_beam[slot] = False
+        if sequence.asks_more:
+            self._leave_wishes(slot, sequence)
         self.live[slot] = False
         self.keys[slot] = -1
         self.order[slot] = -1
@@ -205,11 +200,12 @@ class Running:
 
     def take_blocks(self, slots: Slots) -> list[tuple[Sequence, bytes]]:
         """Moves a block of known tokens to the sequence of each of `slots`; returns both, the tokens as i32 columns."""
-        size = self.block_size * TOKEN_BYTES
+        size = self._row_bytes
         tails: bytes = self._tail[slots].tobytes()
         taken = []
         for begin, slot in zip(range(0, len(tails), size), slots.tolist(), strict=True):
-            sequence, block = self.sequence(slot), tails[begin : begin + size]
+            sequence, block = self.sequences[slot], tails[begin : begin + size]
+            assert sequence is not None, f"slot {slot} is free"
             sequence.tokens += block
             taken.append((sequence, block))
         return taken
@@ -221,6 +217,23 @@ class Running:
         if self.num_watched:
             may_end |= self.watched[slots]
         return may_end.nonzero()[0]
+
+    def _enter_wishes(self, slot: int, sequence: Sequence) -> None:
+        """What few sequences ask for: the columns are False for all others, and in free slots."""
+        self.asks_logprobs[slot] = sequence.asks_logprobs
+        self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
+        self.num_constrained += bool(sequence.grammar_id)
+        self.watched[slot] = sequence.repetition is not None
+        self.num_watched += sequence.repetition is not None
+        self.is_beam[slot] = sequence.is_beam
+        self.num_beams += sequence.is_beam
+
+    def _leave_wishes(self, slot: int, sequence: Sequence) -> None:
+        for column in (self.asks_logprobs, self.asks_prompt_logprobs, self.watched, self.is_beam):
+            column[slot] = False
+        self.num_constrained -= bool(sequence.grammar_id)
+        self.num_watched -= sequence.repetition is not None
+        self.num_beams -= sequence.is_beam
 
     def _enter_stops(self, slot: int, sequence: Sequence) -> None:
         stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
@@ -235,8 +248,8 @@ class Running:
 
     def _enter_tail(self, slot: int, sequence: Sequence) -> None:
         """From here on the sequence keeps whole blocks, the row what is behind them."""
-        whole = sequence.num_tokens // self.block_size * self.block_size * TOKEN_BYTES
-        if whole < len(sequence.tokens):
-            tail = np.frombuffer(bytes(sequence.tokens[whole:]), dtype=np.int32)
-            self._tail[slot, : len(tail)] = tail
-            del sequence.tokens[whole:]
+        num_behind = len(sequence.tokens) % self._row_bytes
+        if num_behind:
+            begin = slot * self._row_bytes
+            self._tail_bytes[begin : begin + num_behind] = sequence.tokens[-num_behind:]
+            del sequence.tokens[-num_behind:]

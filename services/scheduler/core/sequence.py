@@ -136,6 +136,17 @@ class Sequence:
         return not self.starts or (self.search is not None and self.started)
 
     @property
+    def asks_more(self) -> bool:
+        """Than tokens, and one at a time, as nearly all do not."""
+        return bool(
+            self.asks_logprobs
+            or self.prompt_logprobs_from
+            or self.grammar_id
+            or self.is_beam
+            or self.repetition is not None
+        )
+
+    @property
     def asks_prompt_logprobs(self) -> bool:
         """Some are still to come."""
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens

@@ -47,7 +47,8 @@ class Tables:
         token_ids = bytes(sequence.tokens)
         slot = self.running.enter(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
-        self.kv.expect(slot, sequence.ends)
+        if self._has_windows:
+            self.kv.expect(slot, sequence.ends)
         builder.admit(Admission(slot, sequence, token_ids, num_cached))
         self.give_blocks(builder, slot, shared)
         return slot
@@ -69,8 +70,9 @@ class Tables:
 
     def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, told: bool = True) -> None:
         """They are in the slot's table: it has room for more. `told`: the plan names them, and not something else."""
-        if blocks:
-            self.running.capacity[slot] += len(blocks) // self.groups.num * self.limits.block_size
+        if not blocks:
+            return
+        self.running.capacity[slot] += len(blocks) // self.kv.num_groups * self.limits.block_size
         if told:
             builder.gain(slot, blocks)
 
@@ -140,8 +142,8 @@ class Tables:
 
     def _extend_chain(self, sequence: Sequence, block: bytes) -> None:
         if self.limits.caches_prefixes:
-            parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
-            sequence.block_hashes.append(block_hash.block_hash(parent, block))
+            hashes = sequence.block_hashes
+            hashes.append(block_hash.block_hash(hashes[-1] if hashes else sequence.root_hash, block))
 
     # What is on record.
 

@@ -10,7 +10,7 @@ others are twins, of which one takes its place when it is taken. A twin that nob
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,9 +53,10 @@ class BlockPool:
         self.references_of = np.frombuffer(self._references, dtype=np.intc)  # [num_blocks] the same, to be read
         self._forgotten_at = array("q", [0]) * num_blocks
         self.forgotten_at = np.frombuffer(self._forgotten_at, dtype=np.int64)  # [num_blocks] what num_forgotten became
-        self.num_forgotten = 0  # times that a block was given other content
+        self.num_forgotten = 0  # times that blocks were given other content
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self.find: Callable[[bytes], int | None] = self._block_of.get  # asked for each block of each prompt
         self._twins: dict[bytes, dict[int, None]] = {}  # by hash: blocks that hold what another is found for
         self._twin_hash: dict[int, bytes] = {}
         self._observer = observer
@@ -94,18 +95,16 @@ class BlockPool:
         """Whether its whole content is on record."""
         return bool(self._hash_of[block]) or block in self._twin_hash
 
-    def find(self, block_hash: bytes) -> int | None:
-        return self._block_of.get(block_hash)
-
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, forgetting what they held."""
         blocks = self._free.popleft_n(count)
         references, hash_of = self._references, self._hash_of
         for block in blocks:
             references[block] = 1
-            if hash_of[block] is not None:
-                self._num_cached_free -= 1
-                self._forget(block)
+        cached = [block for block in blocks if hash_of[block] is not None]
+        if cached:
+            self._num_cached_free -= len(cached)
+            self._forget(cached)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -121,14 +120,14 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less to each, in the given order; a sequence gives its blocks back last to first, so that the
         tail of a prefix is evicted before its head. Blocks that hold no known prefix are taken first."""
-        references, hash_of = self._references, self._hash_of
+        references, hash_of, twin_hash = self._references, self._hash_of, self._twin_hash
         known = []
         for block in blocks:
-            references[block] -= 1
-            if references[block]:
+            references[block] = left = references[block] - 1
+            if left:
                 self.num_shared -= 1
                 continue
-            if self._twin_hash and block in self._twin_hash:
+            if block in twin_hash:
                 self._drop_twin(block)
                 if self._parts is not None:
                     self._parts.forget(block)
@@ -141,14 +140,20 @@ class BlockPool:
 
     def name(self, block: int, block_hash: bytes) -> None:
         """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""
-        assert self._references[block] > 0, "a free block cannot gain content"
-        if block_hash not in self._block_of:
-            self._learn(block, block_hash)
-            return
-        if self._hash_of[block] == PARTLY:
-            self._forget(block)
-        self._twins.setdefault(block_hash, {})[block] = None
-        self._twin_hash[block] = block_hash
+        self.name_each((block,), (block_hash,))
+
+    def name_each(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Records what each of them holds, as name() does."""
+        references, block_of, hash_of, observer = self._references, self._block_of, self._hash_of, self._observer
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            assert references[block] > 0, "a free block cannot gain content"
+            if block_hash in block_of:
+                self._add_twin(block, block_hash)
+                continue
+            block_of[block_hash] = block
+            hash_of[block] = block_hash
+            if observer is not None:
+                observer.store(block_hash)
 
     def keep_part(self, block: int, content: bytes) -> None:
         """Records what an owned block that is not full holds."""
@@ -162,7 +167,10 @@ class BlockPool:
         """Records what a free block holds: the content that a worker kept while the scheduler was away."""
         assert self._references[block] == 0, "adopted before anything runs"
         if block_hash not in self._block_of and self._hash_of[block] is None:
-            self._learn(block, block_hash)
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+            if self._observer is not None:
+                self._observer.store(block_hash)
             self._free.remove(block)
             self._free.append(block)
             self._num_cached_free += 1
@@ -171,8 +179,7 @@ class BlockPool:
         """Forgets every cached prefix; only while nothing is owned. Returns how many blocks held one."""
         assert len(self._free) == self.num_blocks - 1, "blocks are in use"
         held = [block for block, block_hash in enumerate(self._hash_of) if block_hash is not None]
-        for block in held:
-            self._forget(block)
+        self._forget(held)
         self._num_cached_free = 0
         return len(held)
 
@@ -181,27 +188,30 @@ class BlockPool:
         """Of everything that can be hit now."""
         return self._block_of.keys()
 
-    def _learn(self, block: int, block_hash: bytes) -> None:
-        self._block_of[block_hash] = block
-        self._hash_of[block] = block_hash
-        if self._observer is not None:
-            self._observer.store(block_hash)
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """Each of them holds something."""
+        hash_of, block_of, forgotten_at = self._hash_of, self._block_of, self._forgotten_at
+        twins, parts, observer = self._twins, self._parts, self._observer
+        self.num_forgotten = now = self.num_forgotten + 1
+        for block in blocks:
+            block_hash = hash_of[block]
+            assert block_hash is not None
+            hash_of[block] = None
+            forgotten_at[block] = now
+            if parts is not None:
+                parts.forget(block)
+            if block_hash in twins:
+                self._promote(next(iter(twins[block_hash])), block_hash)
+            elif block_hash != PARTLY:
+                del block_of[block_hash]
+                if observer is not None:
+                    observer.remove(block_hash)
 
-    def _forget(self, block: int) -> None:
-        block_hash = self._hash_of[block]
-        assert block_hash is not None
-        self._hash_of[block] = None
-        self.num_forgotten = self._forgotten_at[block] = self.num_forgotten + 1
-        if self._parts is not None:
-            self._parts.forget(block)
-        if block_hash == PARTLY:
-            return
-        if self._twins and block_hash in self._twins:
-            self._promote(next(iter(self._twins[block_hash])), block_hash)
-            return
-        del self._block_of[block_hash]
-        if self._observer is not None:
-            self._observer.remove(block_hash)
+    def _add_twin(self, block: int, block_hash: bytes) -> None:
+        if self._hash_of[block] == PARTLY:
+            self._forget((block,))
+        self._twins.setdefault(block_hash, {})[block] = None
+        self._twin_hash[block] = block_hash
 
     def _promote(self, twin: int, block_hash: bytes) -> None:
         self._drop_twin(twin)

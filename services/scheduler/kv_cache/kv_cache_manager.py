@@ -39,9 +39,9 @@ class KVCacheManager:
         """`prefix_grain`: least tokens that are worth a copy of the block that begins with them; 0, or no less than a
         block: only whole blocks are found again."""
         self.groups, self.num_groups = groups, groups.num
-        self._plain, self._has_windows = groups.plain, groups.has_windows
+        self._plain, self._has_windows, self._keeps_nothing = groups.plain, groups.has_windows, groups.keep_nothing
         self.block_size = block_size = groups.block_size
-        self.enable_caching = enable_caching and not groups.keep_nothing
+        self.enable_caching = enable_caching and not self._keeps_nothing
         has_parts = enable_caching and 0 < prefix_grain < block_size and groups.plain
         self.parts = PartIndex(block_size, prefix_grain) if has_parts else None
         self.pool = BlockPool(num_blocks, observer, self.parts)
@@ -70,7 +70,7 @@ class KVCacheManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Block positions."""
-        return 0 if self.groups.keep_nothing else -(-num_tokens // self.block_size)
+        return 0 if self._keeps_nothing else -(-num_tokens // self.block_size)
 
     def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
@@ -100,7 +100,8 @@ class KVCacheManager:
     def admit(self, slot: int, hits: list[int], num_whole: int | None = None) -> None:
         """Starts the table of a free slot with shared blocks; the first `num_whole` of them are full, or all are."""
         assert not self._tables[slot], f"slot {slot} still has blocks"
-        self.pool.share(self._real(hits))
+        if hits:
+            self.pool.share(self._real(hits))
         self._begin(slot, hits, len(hits) // self.num_groups if num_whole is None else num_whole)
 
     def rebase(self, slot: int, blocks: list[int]) -> None:
@@ -182,15 +183,16 @@ class KVCacheManager:
         """Records the content of the next blocks of the table, which computed steps have filled. `first`: how many come
         before them, from those who have read num_named."""
         start = int(self.num_named[slot]) if first is None else first
+        end = start + len(block_hashes)
         table = self._tables[slot]
         if self._plain:
-            for offset, block_hash in enumerate(block_hashes, start):
-                self.pool.name(table[offset], block_hash)
+            named = table[start:end]
+            self.pool.name_each(named, block_hashes)
             if self._filled is not None:
-                self._filled += zip(table[start : start + len(block_hashes)], block_hashes, strict=True)
+                self._filled += zip(named, block_hashes, strict=True)
         else:
             self._name_groups(slot, start, block_hashes)
-        self.num_named[slot] = start + len(block_hashes)
+        self.num_named[slot] = end
 
     def _name_groups(self, slot: int, start: int, block_hashes: Sequence[bytes]) -> None:
         size, table, filled = self.num_groups, self._tables[slot], self._filled
@@ -273,7 +275,7 @@ class KVCacheManager:
     @property
     def num_held(self) -> int:
         """References of transfers."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._held.values())) if self._held else 0
 
     def num_unowned(self) -> int:
         """Blocks that are used though no table, fence or transfer has them: 0, or there is a leak. Walks all of it."""

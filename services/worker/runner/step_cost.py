@@ -62,7 +62,8 @@ class WeightCounts:
 
 
 class CostModel:
-    """Of one worker. A few array operations a step."""
+    """Of one worker, asked for its steps in their order. A few array operations a step; where steps follow from each
+    other and no window hides anything, none."""
 
     def __init__(self, config: DecoderConfig, weights: WeightCounts, kv_element_bytes: int) -> None:
         self._weights = weights
@@ -81,19 +82,13 @@ class CostModel:
             cached, met = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
         self._attention_flops = 2 * config.num_q_heads * met  # a token and one before it, in a layer
         self._kv_bytes = cached * kv_element_bytes  # of a token, in a layer
+        self._has_windows = any(window for window, _ in self._layers)
+        self._last, self._last_read = 0, 0  # the step before by its number, and the tokens that its rows read
 
     def of(self, inputs: StepInputs) -> StepCost:
         weights, num_tokens = self._weights, inputs.num_tokens
         read = 1.0 - (1.0 - self._taken) ** num_tokens  # share of the experts that some token takes
-        attended = kept = 0
-        for window, num_layers in self._layers:
-            if window and self._chunked:
-                looked_at, read_back = _in_chunks(inputs, window)
-            else:
-                looked_at = _sum(inputs.positions + 1, window) if window else _seen(inputs)
-                read_back = _sum(inputs.seq_lens, window)
-            attended += num_layers * looked_at
-            kept += num_layers * read_back
+        attended, kept = self._in_windows(inputs) if self._has_windows else self._without_windows(inputs)
         active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
         elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
         states = float(inputs.num_rows * self._num_states * self._state_words * WORD_BYTES)
@@ -106,10 +101,27 @@ class CostModel:
             kv_written_bytes=float(self._kv_bytes * num_tokens * self._num_layers) + states,
         )
 
+    def _without_windows(self, inputs: StepInputs) -> tuple[int, int]:
+        """Tokens that the step's tokens look at, themselves included, and those that its rows read; over all layers."""
+        if inputs.follows and inputs.follows == self._last:  # every row by one token
+            looked_at = read = self._last_read + inputs.num_tokens
+        else:
+            looked_at = _sum(inputs.positions, 0) + len(inputs.positions)
+            read = _sum(inputs.seq_lens, 0)
+        self._last, self._last_read = inputs.number, read
+        return self._num_layers * looked_at, self._num_layers * read
 
-def _seen(inputs: StepInputs) -> int:
-    """Tokens that the step's tokens look at, themselves included, where no window hides any."""
-    return _sum(inputs.positions, 0) + len(inputs.positions)
+    def _in_windows(self, inputs: StepInputs) -> tuple[int, int]:
+        """The same where some layers look through windows."""
+        attended = kept = 0
+        for window, num_layers in self._layers:
+            if window and self._chunked:
+                looked_at, read_back = _in_chunks(inputs, window)
+            else:
+                looked_at, read_back = _sum(inputs.positions + 1, window), _sum(inputs.seq_lens, window)
+            attended += num_layers * looked_at
+            kept += num_layers * read_back
+        return attended, kept
 
 
 def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class Searches:
 
     @property
     def num_reserved(self) -> int:
-        return sum(group.num_reserved for group in self._groups.values())
+        return sum(group.num_reserved for group in self._groups.values()) if self._groups else 0
 
     @property
     def num_tokens_wanted(self) -> int:

@@ -146,23 +146,23 @@ class Entry:
 
     def give_slot(self, builder: PlanBuilder, sequence: Sequence, start: Start) -> None:
         """There is one, and there are blocks for all that `sequence` has."""
-        state, tables, num_tokens = self._state, self._state.tables, sequence.num_tokens
+        state, tables, kv, num_tokens = self._state, self._state.tables, self._state.kv, sequence.num_tokens
         num_computed = min(start.num_cached, num_tokens - 1)  # the last token's logits are always needed
         slot = tables.enter(builder, sequence, start.shared, start.num_cached, num_computed)
         if sequence.suspect:
             state.suspects.add(slot)
         for block in start.copied:
-            state.kv.pin(block)
+            kv.pin(block)
         wanted = num_tokens - num_computed
-        chunk = state.chunk_size(
-            builder, self._within_room(slot, num_computed, wanted) if self._has_windows else wanted
-        )
+        if self._has_windows:
+            wanted = self._within_room(slot, num_computed, wanted)
+        chunk = state.chunk_size(builder, wanted)
         blocks = tables.grow(builder, slot, num_computed + chunk)
         if start.copied:
-            builder.copy(start.copied, blocks[: state.kv.num_groups])
+            builder.copy(start.copied, blocks[: kv.num_groups])
         tables.book(builder, slot, chunk)
         if state.limits.caches_prefixes and not self._has_states:  # the next one to come in may start with the same
-            tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
+            tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // kv.block_size)
 
     def _within_room(self, slot: int, num_computed: int, wanted: int) -> int:
         """Of `wanted` tokens those that there are blocks for: a window gives some back before the next chunk."""
@@ -171,7 +171,7 @@ class Entry:
 
     def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         """It has a slot."""
-        counts, num_tokens = self._state.counts, sequence.num_tokens
+        state, counts, num_tokens = self._state, self._state.counts, sequence.num_tokens
         num_read = min(num_cached, num_tokens - 1)  # the last is computed again, cached or not
         sequence.status = SequenceStatus.RUNNING
         if sequence.started:
@@ -180,10 +180,10 @@ class Entry:
         else:
             counts.prompt_tokens += num_tokens
             counts.cached_tokens += num_read
-            self._state.waiting.charge_prompt(sequence, max(0, num_tokens - num_cached))
+            state.waiting.charge_prompt(sequence, max(0, num_tokens - num_cached))
             sequence.started = True
             if sequence.is_query:
                 return  # nobody waits for it but documents
             for output in sequence.outputs or (sequence,):
                 output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-                self._state.events.started.append(Started(output, now - sequence.arrival))
+                state.events.started.append(Started(output, now - sequence.arrival))

@@ -18,7 +18,7 @@ NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # nobody changes one; to freeze it would cost each step half a microsecond
 class Flight:
     """A step under way: the slots that sample in it, ascending, and whose they were when it was planned."""
 
@@ -89,8 +89,7 @@ class PlanBuilder:
         self._ending.add(slot)
 
     def gain(self, slot: int, blocks: list[int]) -> None:
-        if blocks:
-            self._gains.append((slot, blocks))
+        self._gains.append((slot, blocks))
 
     def gain_each(self, slots: Sequence[int], blocks: Sequence[list[int]]) -> None:
         """Some for each of `slots`."""

@@ -46,9 +46,8 @@ class ResultProcessor:
         """
         if result.prompts is not None:
             self._take_prompts(flight, result.prompts)
-        for slot, failure in sorted(result.failures, key=lambda failed: not flight.late.get(failed[0], False)):
-            flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
-            self._fail(flight, slot, failure)
+        if result.failures:
+            flight = self._take_failures(flight, result.failures)
         if flight.ended:
             self._take_pooled(flight.ended, result.pooled)
         rows = DraftedRows.of(flight, result)
@@ -82,6 +81,13 @@ class ResultProcessor:
             self._take_current(slots, rows.token_ids, rows.logprobs, rows.asked)
         elif len(slots):
             self._take_several(slots, rows)
+
+    def _take_failures(self, flight: Flight, failures: list[tuple[int, Failure]]) -> Flight:
+        """Queries first: their documents fail with them. Returns what is left to take in."""
+        for slot, failure in sorted(failures, key=lambda failed: not flight.late.get(failed[0], False)):
+            flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
+            self._fail(flight, slot, failure)
+        return flight
 
     def _take_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
         """Also of sequences that were preempted meanwhile: they go on behind these positions."""
