@@ -217,7 +217,7 @@ class _Tensors:
 
     def take_saved(self, ends: Sequence[str]) -> dict[str, Tensor]:
         """Whole weights of modules whose names end so, which PEFT saves under the names that they have in a model."""
-        saved = {}
+        saved: dict[str, Tensor] = {}
         for end in ends:
             found = [key for key in self._left if key.endswith(f"{end}.weight")]
             if not found and end not in ADDED_BY_PEFT and not any(name.endswith(end) for name in saved):

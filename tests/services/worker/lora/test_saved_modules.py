@@ -163,7 +163,7 @@ REFUSED = {
         r"modules_to_save: model.norm is \[48\] of torch.float32, a matrix of floats is needed",
     ),
     "another layer": (
-        {"modules_to_save": [*BOTH, "layers.0.mlp.up_proj"]},
+        {"modules_to_save": [*BOTH, "layers.0.mlp.up_proj"], "wanted": none},
         {"model.layers.0.mlp.up_proj": torch.ones(96, 48)},
         "model.layers.0.mlp.up_proj cannot be served whole, embeddings and output heads can: lm_head, model.embed",
     ),
