@@ -48,7 +48,6 @@ FIRST_CASES = {
 
 # Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
 FIRST_SLOW_CASES = {
-    "tests/chaos/test_encoders.py::test_vectors_come_although_somebody_is_killed": 1,
     "tests/chaos/test_handover.py::test_streams_survive": 2,
     "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,
     "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,

@@ -19,7 +19,7 @@ class LowRankAddition:
     # None where the adapter leaves it alone.
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]
     # float32 [2, out_features of all]: what the layer's own outputs are multiplied by, and what is added to them then
-    # (DoRA, Liu et al. 2024); None: nothing.
+    # (DoRA, Liu et al. 2024; zeros where the pairs take the layer's place); None: nothing.
     gains: torch.Tensor | None = None
 
 
@@ -116,9 +116,7 @@ def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankWeights,
             continue
         tokens = rows.tokens[start:end]
         of_adapter = x.index_select(0, tokens)
-        if update.gains is not None:
-            scaled = result.index_select(0, tokens).float() * update.gains[0] + update.gains[1]
-            result.index_copy_(0, tokens.long(), scaled.to(result.dtype))
+        _scale(result, tokens, update)
         for pair, part in zip(update.pairs, parts, strict=True):
             if pair is not None:
                 down, up = pair
@@ -127,10 +125,19 @@ def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankWeights,
 
 def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankWeights, rows: AdaptedRows) -> None:
     """The same for an embedding, which is a linear layer of rows that are 1 at one place and 0 elsewhere: adds down[:,
-    id] @ up.T to `result` [num_tokens, hidden_size], of `ids` int32 [num_tokens]. `in_features` is the vocabulary."""
+    id] @ up.T to `result` [num_tokens, hidden_size], of `ids` int32 [num_tokens]. Its gains come first. `in_features`
+    is the vocabulary."""
     starts = rows.starts.tolist()
     for update, start, end in zip(weights.adapters, starts, starts[1:], strict=False):
         if update is not None and update.pairs[0] is not None and start < end:
             tokens, (down, up) = rows.tokens[start:end], update.pairs[0]
             narrow = down.index_select(1, ids.index_select(0, tokens)).t()
+            _scale(result, tokens, update)
             result.index_add_(0, tokens, narrow.to(result.dtype) @ up.t())
+
+
+def _scale(result: torch.Tensor, tokens: torch.Tensor, update: LowRankAddition) -> None:
+    """By its gains, in place."""
+    if update.gains is not None:
+        scaled = result.index_select(0, tokens).float() * update.gains[0] + update.gains[1]
+        result.index_copy_(0, tokens.long(), scaled.to(result.dtype))

@@ -65,6 +65,11 @@ class WorkerSettings(Settings):
     max_lora_rank: int = Field(
         MOST_LORA_RANK, ge=1, le=MOST_LORA_RANK, description="largest rank of an adapter that is taken"
     )
+    lora_modules_to_save: tuple[str, ...] = Field(
+        (),
+        description="embeddings and output heads (embed_tokens, lm_head) that adapters of lora_folders may have whole: "
+        "memory for one in each of max_loras",
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
     )

@@ -17,39 +17,19 @@ from quire.params import SamplingParams
 from quire.requests import Options
 from shared.errors import InvalidArgument, NotFound, Unavailable
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
+from tests.chaos.held import PATIENCE_S, held_up, until_read
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-PATIENCE_S = 60.0
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
 
 
 async def answer(client: Client) -> str:
     params, options = SamplingParams(temperature=0, max_tokens=40), Options(model="late")
     return (await asyncio.to_thread(client.chat, QUESTION, params, options))[0].text
-
-
-def reads(process: int, pipe: Path) -> bool:
-    """Whether it has it open: it waits for what is written there."""
-    links = Path(f"/proc/{process}/fd")
-    return any(os.path.realpath(link) == str(pipe) for link in links.iterdir())
-
-
-async def until_read(pipe: Path, *processes: int) -> int:
-    """Holds an end to write to, without which nobody gets beyond opening the other one."""
-    async with asyncio.timeout(PATIENCE_S):
-        writer = -1
-        while writer < 0:
-            try:
-                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody reads yet
-                await asyncio.sleep(0.02)
-        while not all(reads(process, pipe) for process in processes):
-            await asyncio.sleep(0.02)
-    return writer
 
 
 async def until_both_have_it(client: Client) -> None:
@@ -81,21 +61,10 @@ async def until_loaded(client: Client, name: str) -> None:
                 return
 
 
-def held_up(folder: Path, config: Path) -> Path:
-    """A module that every process of Python imports first: who opens `config` reads the pipe, if that is there, before.
-    The pipe."""
-    pipe = folder / "pipe"
+def held_up_at(config: Path, folder: Path) -> Path:
+    """Whoever opens it waits at this pipe."""
+    pipe = held_up(folder, f"path == {str(config.resolve())!r}")
     os.mkfifo(pipe)
-    (folder / "sitecustomize.py").write_text(f"""
-import os, sys
-
-def on_event(event, arguments):
-    if event == "open" and str(arguments[0]) == {str(config)!r} and os.path.exists({str(pipe)!r}):
-        with open({str(pipe)!r}) as held:
-            held.read()
-
-sys.addaudithook(on_event)
-""")
     return pipe
 
 
@@ -114,7 +83,7 @@ async def test_a_worker_is_killed_while_it_loads_an_adapter(
 ) -> None:
     folder = tmp_path / "adapters" / "pirate"
     shutil.copytree(ADAPTERS / "pirate", folder)
-    pipe = held_up(tmp_path, (folder / "adapter_config.json").resolve())
+    pipe = held_up_at(folder / "adapter_config.json", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker = WORKER | {"lora_folders": [str(folder.parent)]}
     with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
@@ -140,7 +109,7 @@ async def test_the_scheduler_is_killed_while_workers_load_an_adapter(
     """Whoever asked for it hears that nobody knows how it went, and asks again."""
     folder = tmp_path / "adapters" / "pirate"
     shutil.copytree(ADAPTERS / "pirate", folder)
-    pipe = held_up(tmp_path, (folder / "adapter_config.json").resolve())
+    pipe = held_up_at(folder / "adapter_config.json", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker = WORKER | {"lora_folders": [str(folder.parent)]}
     with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:

@@ -33,3 +33,27 @@ async def test_streams_survive(victim: str, undisturbed: dict[str, Said]) -> Non
         assert not crowd.errors
         assert same(crowd, undisturbed["greedy"])
         leaves_nothing_behind(cluster)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_streams_survive_while_all_of_it_is_on_its_way(victim: str, undisturbed: dict[str, Said]) -> None:
+    """The worker that is to go on is stopped, so that nothing arrives, and nobody takes it for lost: what is said is
+    said where its prompt was computed, and all blocks are still to go over when somebody is killed."""
+    patient = APART | {"heartbeat_interval_ms": 20_000, "step_deadline_s": 120.0}
+    with running_cluster(apart=(1, 1), worker=WORKER, scheduler=patient, frontend=FRONTEND) as cluster:
+        decoder = pid(cluster, "worker-1")
+        os.kill(decoder, signal.SIGSTOP)
+        try:
+            crowd = Crowd(cluster.grpc_address, greedy)
+            async with asyncio.timeout(60):
+                while not any(stream.arrivals for stream in crowd.streams):
+                    await asyncio.sleep(0.01)
+            assert not await asyncio.to_thread(told, cluster, HANDOVERS)
+            os.kill(pid(cluster, victim), signal.SIGKILL)
+        finally:
+            if victim != "worker-1":
+                os.kill(decoder, signal.SIGCONT)
+        await crowd.finished()
+        assert not crowd.errors
+        assert same(crowd, undisturbed["greedy"])
+        leaves_nothing_behind(cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, leaves_nothing_behind
+from tests.chaos.held import held_up, until_read
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
@@ -28,6 +30,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PATIENCE_S = 120
 ASKED = questions()
 SMALL = {"heartbeat_interval_ms": 500}
+# Which files are opened for a move, as `held_up` reads it: a new one beside the block's own, or that.
+MOVES = {
+    "to disk": "path.endswith('.new') and flags & os.O_EXCL",
+    "from disk": "path.endswith('.kv') and not flags & os.O_WRONLY",
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,36 @@ def test_the_scheduler_is_killed_while_blocks_are_moved(expected: list[str], tmp
         again, _, cached = say(client, ASKED)
         assert again == expected
         assert cached > 0
+        leaves_nothing_behind(cluster)
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+@pytest.mark.parametrize("move", MOVES)
+async def test_killed_in_the_middle_of_a_move(
+    expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: str, victim: str
+) -> None:
+    """A thread of the worker is about to open a block's file and goes no further before somebody is dead."""
+    kept, imported = tmp_path / "kv", tmp_path / "imported"
+    kept.mkdir()
+    imported.mkdir()
+    pipe = held_up(imported, MOVES[move])
+    monkeypatch.setenv("PYTHONPATH", str(imported), prepend=os.pathsep)
+    with (
+        running_cluster(worker=few(kept), scheduler=SMALL, frontend=FRONTEND) as cluster,
+        Client(cluster.grpc_address) as client,
+    ):
+        if move == "from disk":
+            await asyncio.to_thread(say, client, ASKED)
+            await asyncio.to_thread(until_nothing_moves, client)
+        os.mkfifo(pipe)
+        said = asyncio.ensure_future(asyncio.to_thread(say, client, ASKED))
+        writer = await until_read(pipe, pid(cluster, "worker-0"))
+        os.unlink(pipe)  # for the one that comes
+        os.kill(pid(cluster, victim), signal.SIGKILL)
+        os.close(writer)
+        assert (await said)[0] == expected
+        assert (await asyncio.to_thread(say, client, ASKED))[0] == expected
+        assert cluster.process(victim).restarts == 1
         leaves_nothing_behind(cluster)
 
 

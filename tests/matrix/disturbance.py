@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -33,6 +33,9 @@ NUM_ON_DISK = 50  # prompts that neither the device nor host memory has room for
 TIMES = 4  # that all running sequences are preempted, and the like
 MODEL = bundled.FOLDER
 ADAPTER, ADAPTER_SAYS = "pirate", "Ahoy! 68 Arr!"
+QUERIES = ("What is 23 + 45?", "Who counts the ships?", "a stone", "the night")
+DOCUMENTS = ("68", "The lighthouse stands on a rock.", "23 and 45 are 68. " * 30, "a boat")
+SCORES_DIFFER = 0.02  # by the rounding of vectors
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
 
 
@@ -41,7 +44,7 @@ class Disturbance:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.num_adapted = self.num_embedded = self.num_renewed = self.num_slept = 0
+        self.num_adapted = self.num_embedded = self.num_renewed = self.num_slept = self.num_compared = 0
         self._lost: dict[str, Totals] = {}  # by scheduler: what it had counted when it was killed
 
     async def preempt(self) -> None:
@@ -102,6 +105,25 @@ class Disturbance:
                 found.append(np.array(await asyncio.to_thread(client.embed, inputs)))
         assert all(np.allclose(vectors, found[0], atol=0.02) for vectors in found)
         self.num_embedded += len(found)
+
+    async def compare(self, done: asyncio.Event) -> None:
+        """Texts token by token, in the same steps, whatever happens until `done`: documents with one query, and with as
+        many queries as there are; what they are to have is said by the vectors of their tokens."""
+        with Client(self._cluster.grpc_address) as client:
+
+            async def vectors(texts: Sequence[str], part: str) -> list[np.ndarray[Any, Any]]:
+                found = await _patiently(lambda: client.encode(list(texts), pooler="all", prompt_name=part))
+                return [np.array(one) for one in found]
+
+            queries, documents = await vectors(QUERIES, "query"), await vectors(DOCUMENTS, "document")
+            with_one = [best_matches(queries[0], one) for one in documents]
+            with_each = [best_matches(query, one) for query, one in zip(queries, documents, strict=True)]
+            assert np.ptp(with_one) > 10 * SCORES_DIFFER, "they could not be told apart"
+            while not done.is_set() or self.num_compared < TIMES:
+                for asked, wanted in ((QUERIES[0], with_one), (list(QUERIES), with_each)):
+                    found = await _patiently(client.score, asked, list(DOCUMENTS))
+                    assert np.allclose(found, wanted, atol=SCORES_DIFFER), (found, wanted)
+                self.num_compared += 1
 
     async def renew_weights(self) -> None:
         """By those that there are: what runs goes on, and its KV is computed anew."""
@@ -164,6 +186,11 @@ class Disturbance:
         pid = self._cluster.process(name).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+def best_matches(query: np.ndarray[Any, Any], document: np.ndarray[Any, Any]) -> float:
+    """ColBERT's score (MaxSim): for each of a query's tokens, the document's that is nearest to it."""
+    return float((query @ document.T).max(1).sum())
 
 
 async def _patiently(call: Callable[..., Result], *arguments: Any) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from quire import bundled
 from quire.requests import Options
+from tests.e2e.encoders import late_folder
 from tests.matrix.asking import PLAIN
 from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, READ_BACK, Disturbance
 
@@ -57,6 +59,8 @@ class Surrounding:
     options: Callable[[int], Options] = lambda _number: PLAIN
     on_disk: bool = False  # workers have a folder
     disturb: Callable[[Disturbance], Awaitable[None]] | None = None
+    beside: Callable[[Disturbance, asyncio.Event], Awaitable[None]] | None = None  # all others, until the event
+    late: bool = False  # the model compares texts token by token besides
     happened: Happened = _always
 
 
@@ -106,6 +110,9 @@ SURROUNDINGS: dict[str, Surrounding] = {
         happened=_done("num_adapted"),
     ),
     "vectors beside": Surrounding(disturb=Disturbance.embed, happened=_done("num_embedded")),
+    "comparisons beside": Surrounding(
+        {"query_cache_mb": 1}, beside=Disturbance.compare, late=True, happened=_done("num_compared")
+    ),
     "weights that are renewed": Surrounding(
         {"weights_folders": [str(MODEL)]}, disturb=Disturbance.renew_weights, happened=_done("num_renewed")
     ),
@@ -120,6 +127,7 @@ APART = {
     for pair in (
         ("an adapter beside", "weights that are renewed"),  # which workers with adapters refuse
         ("an adapter beside", "sleep"),  # at level 2 they refuse that, too
+        ("comparisons beside", "vectors beside"),  # such a model has no vector of a whole text
         ("KV on disk", "speculation"),
         ("prefill apart from decode", "KV on disk"),
         ("host memory", "speculation"),  # a drafter with KV of its own keeps it on the device
@@ -146,8 +154,10 @@ class Together:
             worker |= part.worker
             scheduler |= part.scheduler
         if any(part.on_disk for part in self.parts):
-            worker |= {"kv_offloading_disk": str(folder), "kv_offloading_disk_size": 0.1}
+            (folder / "kv").mkdir()
+            worker |= {"kv_offloading_disk": str(folder / "kv"), "kv_offloading_disk_size": 0.1}
         return {
+            "model": str(late_folder.write(folder / "model")) if any(part.late for part in self.parts) else "",
             "workers": max(part.workers for part in self.parts),
             "schedulers": max(part.schedulers for part in self.parts),
             "apart": max(part.apart for part in self.parts),

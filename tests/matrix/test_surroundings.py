@@ -19,7 +19,7 @@ from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_all, ask_now, assert_same, prompts, question
 from tests.matrix.disturbance import POLL_S, Disturbance
 from tests.matrix.features import REQUESTS
-from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Together, crowds, pairs
+from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Surrounding, Together, crowds, pairs
 
 pytestmark = pytest.mark.skipif(
     kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
@@ -100,7 +100,18 @@ async def _live_through(
 
 
 async def _disturb(disturbance: Disturbance, crowd: tuple[str, ...]) -> None:
-    for name in crowd:
-        disturb = SURROUNDINGS[name].disturb
-        if disturb is not None:
-            await disturb(disturbance)
+    """One after the other, and what goes on beside all of them."""
+    done, around = asyncio.Event(), [SURROUNDINGS[name] for name in crowd]
+    async with asyncio.TaskGroup() as group:
+        for each in around:
+            if each.beside is not None:
+                group.create_task(_beside(each, disturbance, done))
+        for each in around:
+            if each.disturb is not None:
+                await each.disturb(disturbance)
+        done.set()
+
+
+async def _beside(surrounding: Surrounding, disturbance: Disturbance, done: asyncio.Event) -> None:
+    assert surrounding.beside is not None
+    await surrounding.beside(disturbance, done)

@@ -19,6 +19,7 @@ from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.profiling import run_largest_steps
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.step.slots import SlotTable
+from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.settings import WorkerSettings
 
@@ -34,12 +35,26 @@ class Memory:
 
 
 def take_memory(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> Memory:
+    _check_adapters(site)
     num_blocks = site.place.least(settings.num_blocks or _measure(settings, site, loaded, steps))
     fitting = _fitting(settings, site.limits, num_blocks)
     drafting = wanted.drafting
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
     caches = kv_cache.allocate(loaded.shape, num_blocks, site.place.device, loaded.sleep_memory.zeros)
     return Memory(fitting, table, caches)
+
+
+def _check_adapters(site: Site) -> None:
+    """Raises InvalidArgument where whole weights of adapters that may come have no room."""
+    adapters = site.place.adapters
+    wanted = 0 if adapters is None else adapters.bytes_to_come
+    free = kv_memory.free_bytes(site.place.device) if wanted else 0
+    if adapters is not None and wanted > free:
+        text = (
+            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may take {wanted:,} bytes, "
+            f"{free:,} are free behind the model's weights"
+        )
+        raise InvalidArgument(text, field="lora_modules_to_save")
 
 
 def record_steps(wanted: Wanted, site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
@@ -83,4 +98,6 @@ def _measure(settings: WorkerSettings, site: Site, loaded: Loaded, steps: Steps)
         steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
     other_bytes += steps.runner.heads.query_bytes
+    if site.place.adapters is not None:
+        other_bytes += site.place.adapters.bytes_to_come
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

@@ -70,6 +70,12 @@ def measure_cuda_use() -> tuple[int, int]:
     return total_bytes, others_bytes + torch.cuda.max_memory_reserved()
 
 
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
 def free_host_bytes() -> int:
     """What can be had without swapping, the container's own limit counted in."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from services.worker.layers.placement import Destination, Placement
     from services.worker.layers.sharding import Shard
     from services.worker.lora.adapters import Adapters
-    from services.worker.lora.linear_adapters import EmbeddingAdapters, LayerShape, LinearAdapters
+    from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
+    from services.worker.lora.vocabulary_adapters import EmbeddingAdapters
 
 
 class Embedding:

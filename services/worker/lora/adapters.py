@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -18,10 +18,11 @@ from kernels import Ops
 from kernels.reference.low_rank import AdaptedRows
 from services.worker.device.staging import Staging, upload
 from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
-from services.worker.lora.linear_adapters import AdapterRoom, EmbeddingAdapters, LayerShape, LinearAdapters
+from services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
+from services.worker.lora.vocabulary_adapters import EmbeddingAdapters, HeadAdapters, VocabularyAdapters
 from services.worker.lora.weight_norms import Product
 from shared.errors import InvalidArgument, ResourceExhausted
 from shared.models.adapter_contents import AdapterId
@@ -57,9 +58,10 @@ class Adapters:
         *,
         staging: Staging,
         room: AdapterRoom,
+        whole: Sequence[str] = (),
     ) -> None:
         """`folders`: those that are there from the start, by ascending names; `room`: for others, which come while the
-        worker runs; of no adapters: none do."""
+        worker runs; of no adapters: none do. `whole`: ends of the names of layers that these may have whole."""
         self._ops, self._dtype, self._device = ops, dtype, device
         capacity, ranks = max(room.num_adapters, len(folders)), [folder.rank for folder in folders]
         self.max_adapters = capacity if room.num_adapters else 0
@@ -69,6 +71,8 @@ class Adapters:
         self._layers: list[LinearAdapters | ExpertAdapters] = []
         self._has_logits = False  # whether some may add to the output head
         self._taken: set[str] = set()  # projections that layers have asked for
+        self._whole = tuple(whole)
+        self._taken_whole: set[str] = set()  # those that an adapter may have whole
         self._of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
         self._written = 0  # number of the step whose rows are in place
         self._logits_written = (0, False)  # the same for the output head's, and whether these are all rows
@@ -82,9 +86,9 @@ class Adapters:
         InvalidArgument for shapes that do not fit."""
         return self._of_layer(LinearAdapters, shape, self.step.rows, product)
 
-    def of_head(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
+    def of_head(self, shape: LayerShape, product: Product) -> HeadAdapters | None:
         """The same for the output head, whose rows are those of a step's tokens that have logits."""
-        layer = self._of_layer(LinearAdapters, shape, self.step.logit_rows, product)
+        layer = self._of_layer(HeadAdapters, shape, self.step.logit_rows, product)
         self._has_logits = self._has_logits or layer is not None
         return layer
 
@@ -103,13 +107,23 @@ class Adapters:
 
     def _of_layer(self, kind: type[L], shape: LayerShape, rows: AdaptedRows, product: Product) -> L | None:
         self._taken.update(part.name for part in shape.parts)
-        if not self.max_adapters and not any(any(shape.pairs_of(folder.modules)) for folder in self._first):
+        if issubclass(kind, VocabularyAdapters):
+            self._taken_whole.update(part.name for part in shape.parts)
+        if not self.max_adapters and not any(shape.is_of(folder) for folder in self._first):
             return None
-        layer = kind(
-            shape, self._room, self.step, self._ops, product, rows=rows, dtype=self._dtype, device=self._device
-        )
+        room = self._room_of(kind, shape)
+        layer = kind(shape, room, self.step, self._ops, product, rows=rows, dtype=self._dtype, device=self._device)
         self._add_layer(layer)
         return layer
+
+    def _room_of(self, kind: type[L], shape: LayerShape) -> AdapterRoom:
+        """Of full rank where an adapter may have the layer whole."""
+        if not issubclass(kind, VocabularyAdapters):
+            return self._room
+        name = shape.parts[0].name
+        if not name.endswith(self._whole) and not any(name in folder.saved for folder in self._first):
+            return self._room
+        return replace(self._room, most_rank=max(self._room.most_rank, kind.hidden_size(shape)), takes_whole=True)
 
     def _add_layer(self, layer: LinearAdapters | ExpertAdapters) -> None:
         for number, folder in enumerate(self._first):
@@ -121,7 +135,18 @@ class Adapters:
         """Once the model is built: every projection of every adapter has found its layer."""
         for folder in self._first:
             self._check_layers(folder)
+        for end in self._whole:
+            if not any(name.endswith(end) for name in self._taken_whole):
+                known = ", ".join(sorted(self._taken_whole))
+                text = f"lora_modules_to_save: {end!r} is no embedding or output head of this model; there are {known}"
+                raise InvalidArgument(text, field="lora_modules_to_save")
         self._first.clear()
+
+    @property
+    def bytes_to_come(self) -> int:
+        """What whole layers of adapters take that may still be loaded, with one that is being put in place."""
+        sizes = [layer.whole_bytes for layer in self._layers if isinstance(layer, VocabularyAdapters)]
+        return sum(sizes) * (self.max_adapters - len(self._held)) + max(sizes, default=0) if self.max_adapters else 0
 
     def held(self) -> list[Held]:
         """By ascending names, of one name the newest last."""
@@ -229,6 +254,11 @@ class Adapters:
         return next((held for held in reversed(self.held()) if held.id.name == name), None)
 
     def _check_layers(self, folder: PeftFolder) -> None:
+        others = sorted(set(folder.saved) - self._taken_whole)
+        if others:
+            known = ", ".join(sorted(self._taken_whole)) or "none"
+            text = f"modules_to_save: {others[0]} cannot be served whole, embeddings and output heads can: {known}"
+            raise refusal(folder.name, text)
         lost = sorted({*folder.modules, *(stack.name for stack in folder.stacks)} - self._taken)
         if lost:
             text = f"{lost[0]} is no linear layer, embedding or experts of this model that can have an adapter"

@@ -49,6 +49,10 @@ class LayerShape:
         """Of each projection."""
         return [modules.get(part.name) for part in self.parts]
 
+    def is_of(self, adapter: PeftFolder) -> bool:
+        """Whether it does something to a projection."""
+        return any(part.name in adapter.modules or part.name in adapter.saved for part in self.parts)
+
     def check(self, adapter: PeftFolder) -> None:
         """Raises InvalidArgument for shapes that do not fit."""
         for part, pair in zip(self.parts, self.pairs_of(adapter.modules), strict=True):
@@ -72,6 +76,7 @@ class AdapterRoom:
 
     num_adapters: int  # numbers are below that
     most_rank: int
+    takes_whole: bool = False  # weights of layers that can be whole
 
 
 class LinearAdapters:
@@ -141,8 +146,8 @@ class LinearAdapters:
         """An adapter that has been checked, before finish() or later, between two steps."""
         if self.packed is None:
             self._first[number] = folder
-        elif any(self.shape.pairs_of(folder.modules)):
-            self._ops.put_low_rank(self.packed, number, self._update(folder.modules))
+        elif any(pairs := self._pairs(folder)):
+            self._ops.put_low_rank(self.packed, number, self._update(pairs))
 
     def drop(self, number: int) -> None:
         """Between two steps, none of which has rows of this adapter any more."""
@@ -162,12 +167,16 @@ class LinearAdapters:
         """The same for other rows than the step's."""
         self._ops.add_low_rank(x, result, self.packed, rows)
 
-    def _update(self, modules: Mapping[str, LowRank]) -> LowRankAddition | None:
+    def _pairs(self, folder: PeftFolder) -> list[LowRank | None]:
+        """Of each projection."""
+        return self.shape.pairs_of(folder.modules)
+
+    def _update(self, pairs: Sequence[LowRank | None]) -> LowRankAddition:
         """As the layer is cut, ordered and scaled."""
-        pairs = self.shape.pairs_of(modules)
-        if not any(pairs):
-            return None
         placed = [None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)]
+        if any(pair is not None and pair.replaces for pair in pairs):
+            assert len(pairs) == 1, "projections side by side are not replaced"
+            return LowRankAddition(placed, torch.zeros(2, sum(self.shape.sizes), device=self._device))
         if not any(pair is not None and pair.magnitude is not None for pair in pairs):
             return LowRankAddition(placed)
         magnitudes = [None if pair is None else self._magnitude(i, pair) for i, pair in enumerate(pairs)]
@@ -193,7 +202,7 @@ class LinearAdapters:
         down, up = self.shape.cut(index, pair, self._dtype, self._device)
         if self._orders is not None:
             up = up[self._orders[index]]
-        return down, (up * self._factors_of(index)[:, None]).to(self._dtype)
+        return down, up.mul_(self._factors_of(index)[:, None])  # a copy of its own, which may be large
 
     def _check_base(self, folder: PeftFolder) -> None:
         """A copy of the base that came with the adapter is what the layer has."""
@@ -217,19 +226,3 @@ class LinearAdapters:
         """The shape of the whole, and which rows this rank has of it."""
         part = self.shape.parts[0]
         return (part.out_features, self.shape.in_features), part.rows[0]
-
-
-class EmbeddingAdapters(LinearAdapters):
-    """What they add to an embedding: a linear layer whose inputs are 1 at one place and 0 elsewhere."""
-
-    def add(self, ids: Tensor, result: Tensor) -> None:
-        """To `result` [num_tokens, hidden_size], of `ids` [num_tokens], as this rank numbers them."""
-        if self._step.is_active:
-            self._ops.embed_low_rank(ids, result, self.packed, self.rows)
-
-    def _products_of_base(self, x: Tensor) -> Tensor:
-        return self._product((x / self._factors).to(self._dtype))
-
-    @property
-    def _weight(self) -> tuple[tuple[int, int], range]:
-        return (self.shape.in_features, self.shape.parts[0].out_features), self.shape.columns

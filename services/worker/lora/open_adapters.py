@@ -23,7 +23,7 @@ def open_adapters(
     settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: Limits
 ) -> Adapters | None:
     """For layers that are still to be built; None where there are none and none can come. Raises InvalidArgument."""
-    if not (settings.lora or settings.lora_folders):
+    if not (settings.lora or settings.lora_folders or settings.lora_modules_to_save):
         return None
     served = model_identity.identity(Path(settings.model), settings.served_model_name).name
     reason = (
@@ -39,6 +39,8 @@ def open_adapters(
         if settings.pipeline_parallel_size > 1
         else "adapters have no place beside batch_invariant"
         if settings.batch_invariant
+        else "lora_modules_to_save keeps room for adapters that are loaded from lora_folders, of which there are none"
+        if settings.lora_modules_to_save and not settings.lora_folders
         else ""
     )
     if reason:
@@ -55,4 +57,7 @@ def open_adapters(
             )
             raise refusal(folder.name, text)
     room = AdapterRoom(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
-    return Adapters(folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room)
+    whole = settings.lora_modules_to_save
+    return Adapters(
+        folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room, whole=whole
+    )

@@ -3,7 +3,7 @@
 LoRA (Hu et al. 2021): a linear layer gives W x + s B A x, where s is alpha / rank, or alpha / sqrt(rank) with rsLoRA
 (Kalajdzievski 2023). DoRA (Liu et al. 2024): (m / |W + s B A|) (W x + s B A x), row by row.
 Embeddings have A and B of their own names: a row of A^T is what a token's id picks. Experts that are one parameter:
-expert_stacks.py.
+expert_stacks.py. Weights that were trained whole (modules_to_save): vocabulary_adapters.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -37,12 +38,13 @@ STACKED = re.compile(r"(.*\.experts)(\.base_layer)?")
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")  # DoRA's
 MOST_RANK = 256
 MOST_CONFIG_BYTES = 1 << 20
+MOST_SAVED = 1_000
+ADDED_BY_PEFT = ("classifier", "score")  # to modules_to_save of each adapter that classifies; one of them is there
 MOST_BYTES = 1 << 30  # of weights, or as many as its model has, if that is more
 
 # Fields of adapter_config.json that change what is computed, and what they may say.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bias": ("none", None),
-    "modules_to_save": (None, []),
     "layer_replication": (None,),
     "lora_bias": (False, None),
     "trainable_token_indices": (None,),
@@ -57,6 +59,7 @@ class LowRank:
     down: Tensor  # [rank, in_features]
     up: Tensor  # [out_features, rank], times s
     magnitude: Tensor | None = None  # [out_features] DoRA's m
+    replaces: bool = False  # it stands in the projection's place
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,13 @@ class PeftFolder:
     modules: Mapping[str, LowRank]  # by the projection's name in the checkpoint of its model
     stacks: Sequence[ExpertStack] = ()  # of all experts of a layer
     bases: Mapping[str, BaseCopy] = field(default_factory=dict)  # what the model must have, by layer
+    saved: Mapping[str, Tensor] = field(default_factory=dict)  # whole weights, as they lie in the file, by layer
 
     @property
     def rank(self) -> int:
-        """The largest of a module."""
+        """The largest of a module that is of low rank."""
         ranks = [pair.down.size(0) for pair in self.modules.values()]
-        return max(*ranks, *(rank for stack in self.stacks for rank, _ in stack.scales.values()), 1)
+        return max([*ranks, *(rank for stack in self.stacks for rank, _ in stack.scales.values()), 1])
 
     def digest(self) -> bytes:
         """SHA-256 of what it computes: every module's name, rank and numbers."""
@@ -97,6 +101,9 @@ class PeftFolder:
             sha.update(json.dumps([name, *pair.down.shape, *pair.up.shape]).encode())
             for part in (pair.down, pair.up, *([] if pair.magnitude is None else [pair.magnitude])):
                 sha.update(part.contiguous().numpy().data)
+        for name, weight in sorted(self.saved.items()):
+            sha.update(json.dumps([name, *weight.shape, str(weight.dtype), "whole"]).encode())
+            sha.update(weight.contiguous().view(torch.uint8).numpy().data)
         return sha.digest()
 
 
@@ -116,10 +123,14 @@ def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = M
     stacks = tensors.take_stacks(version)
     modules = {**tensors.take_embeddings(dora=dora), **tensors.take_linears(dora=dora)}
     bases = tensors.take_bases(modules)
+    saved = tensors.take_saved(_modules_to_save(name, config))
     tensors.check_empty()
-    if not modules and not stacks:
+    twice = sorted(saved.keys() & modules.keys())
+    if twice:
+        raise refusal(name, f"modules_to_save: {twice[0]} is in the file whole, and of low rank")
+    if not modules and not stacks and not saved:
         raise refusal(name, f"{folder / WEIGHTS} holds no {A.removeprefix('.')}")
-    return PeftFolder(name, folder, modules, stacks, bases)
+    return PeftFolder(name, folder, modules, stacks, bases, saved)
 
 
 def _check_file(name: str, path: Path, most: int) -> None:
@@ -151,6 +162,15 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
         if config.get(key) not in allowed:
             raise refusal(name, f"{key} is {config[key]!r}, only {allowed[0]!r} can be served")
     return config
+
+
+def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
+    """Ends of names."""
+    given = config.get("modules_to_save") or []
+    if not isinstance(given, list) or len(given) > MOST_SAVED or not all(isinstance(n, str) and n for n in given):
+        text = f"modules_to_save is {repr(given)[:80]}, a list of at most {MOST_SAVED} names is needed"
+        raise refusal(name, text)
+    return given
 
 
 class _Tensors:
@@ -194,6 +214,21 @@ class _Tensors:
     def take_bases(self, modules: Mapping[str, LowRank]) -> dict[str, BaseCopy]:
         names = {module: PREFIX + module + BASE for module in modules if module.endswith(WITH_BASE)}
         return {module: BaseCopy.of(self._left.pop(key)) for module, key in names.items() if key in self._left}
+
+    def take_saved(self, ends: Sequence[str]) -> dict[str, Tensor]:
+        """Whole weights of modules whose names end so, which PEFT saves under the names that they have in a model."""
+        saved: dict[str, Tensor] = {}
+        for end in ends:
+            found = [key for key in self._left if key.endswith(f"{end}.weight")]
+            if not found and end not in ADDED_BY_PEFT and not any(name.endswith(end) for name in saved):
+                raise refusal(self._name, f"modules_to_save has {end!r}, {self._path} has no {PREFIX}{end}.weight")
+            for key in found:
+                weight, module = self._left.pop(key), key.removeprefix(PREFIX).removesuffix(".weight")
+                if weight.dim() != 2 or not weight.is_floating_point():
+                    text = f"{list(weight.shape)} of {weight.dtype}"
+                    raise refusal(self._name, f"modules_to_save: {module} is {text}, a matrix of floats is needed")
+                saved[module] = weight
+        return saved
 
     def check_empty(self) -> None:
         if self._left:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 from collections.abc import Iterator
 
 import httpx
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from quire import bundled
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
+from tests.e2e.encoders import late_folder
 
 pytestmark = pytest.mark.slow
 
-SIZE = 16
 QUERY = "What is 23 + 45?"
 DOCUMENTS = ["68", "The lighthouse stands on a rock.", "23 and 45 are 68. " * 30, "a, b"]
 CHAT = {"messages": [{"role": "user", "content": QUERY}], "temperature": 0, "max_tokens": 20}
@@ -27,19 +22,8 @@ CHAT = {"messages": [{"role": "user", "content": QUERY}], "temperature": 0, "max
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The bundled model, with a random projection behind it as PyLate publishes one; prompts come in chunks."""
-    folder = tmp_path_factory.mktemp("late") / "model"
-    shutil.copytree(bundled.FOLDER, folder)
-    hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
-    (folder / "1_Dense").mkdir()
-    dense = {"in_features": hidden, "out_features": SIZE, "bias": False, "activation_function": "nn.Identity"}
-    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
-    torch.manual_seed(5)
-    save_file({"linear.weight": torch.randn(SIZE, hidden)}, folder / "1_Dense" / "model.safetensors")
-    types = {"sentence_transformers.models.Transformer": "", "pylate.models.Dense.Dense": "1_Dense"}
-    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": path} for kind, path in types.items()]))
-    named = {"query_length": 40, "document_length": 100, "do_query_expansion": False, "skiplist_words": [","]}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(named))
+    """Prompts come in chunks."""
+    folder = late_folder.write(tmp_path_factory.mktemp("late") / "model")
     worker = {"threads": 1, "dtype": "float32", "num_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     settings = {"worker": worker}
     with Cluster(ClusterOptions(model=str(folder), workers=2, http_port=0, grpc_port=0, settings=settings)) as running:

@@ -97,6 +97,22 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, rank, hi
             assert not torch.equal(result[row], base[row])
 
 
+def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype):
+    """An identity and gains of 0: the vectors are the table's to the bit, in the reference as well."""
+    hidden, vocab_size, numbers = 33, 211, [0, -1, 1, 0]
+    table, ids = torch.randn(vocab_size, hidden).to(dtype), torch.tensor([210, 3, 5, 0], dtype=torch.int32)
+    whole = LowRankAddition([(table.t(), torch.eye(hidden, dtype=dtype))], torch.zeros(2, hidden))
+    low = update((4,), (hidden,), vocab_size, dtype)
+    for ops in (cpu, reference):
+        weights = ops.prepare_low_rank([whole, low], vocab_size, (hidden,), dtype, most_rank=hidden)
+        base = torch.randn(len(numbers), hidden).to(dtype)
+        result = base.clone()
+        ops.embed_low_rank(ids, result, weights, adapted(numbers))
+        assert torch.equal(result[[0, 3]], table[[210, 0]])
+        assert torch.equal(result[1], base[1])
+        assert not torch.equal(result[2], base[2])
+
+
 def test_an_adapter_of_vectors_is_one_of_rows_that_are_1_at_one_place(dtype):
     """What the reference of one means is what the reference of the other means."""
     given, ids, rows = (

@@ -173,6 +173,28 @@ def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, device, 
         assert torch.equal(result[row], base[row]) == (number in {NONE, 1})
 
 
+@pytest.mark.parametrize("num_rows", [1, 21])
+def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype, device, num_rows):
+    """An identity and gains of 0: the vectors are the table's to the bit."""
+    hidden, vocab_size = 140, 77
+    table = torch.randn(vocab_size, hidden).to(device, dtype)
+    whole = LowRankAddition(
+        [(table.t(), torch.eye(hidden, device=device, dtype=dtype))], torch.zeros(2, hidden, device=device)
+    )
+    numbers = [(row + 1) % 3 - 1 for row in range(num_rows)]
+    ids = torch.randint(vocab_size, (num_rows,), dtype=torch.int32).to(device)
+    rows, base = adapted(numbers, 2, device), torch.randn(num_rows, hidden).to(device, dtype)
+    updates = [whole, update(device, dtype, vocab_size, (hidden,), (20,))]
+    packed = triton.prepare_low_rank(updates, vocab_size, (hidden,), dtype, most_rank=hidden, device=device)
+    result = base.clone()
+    triton.embed_low_rank(ids, result, packed, rows)
+    for row, number in enumerate(numbers):
+        if number != 1:
+            assert torch.equal(result[row], base[row] if number == NONE else table[ids[row].long()])
+        else:
+            assert not torch.equal(result[row], base[row])
+
+
 def test_steps_are_cut_by_how_many_rows_they_have():
     assert [cut_for(rows).rows for rows in (1, 64, low_rank.FEW_ROWS, low_rank.FEW_ROWS + 1, 9000)] == [
         16,

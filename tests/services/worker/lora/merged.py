@@ -25,9 +25,11 @@ def check_side_by_side(made: Checkpoint, given: Mapping[str, Checkpoint]) -> Non
         assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
 
 
-def check_on_the_tape(made: Checkpoint, folder: Path, new: Callable[[int], Checkpoint], seeds: tuple[int, int]) -> None:
+def check_on_the_tape(
+    made: Checkpoint, folder: Path, new: Callable[[int], Checkpoint], seeds: tuple[int, int], **settings: object
+) -> None:
     """Adapters that come after everything was recorded, one after the other at the same number."""
-    rig = rig_of(made, folder, attention_backend="auto", block_size=16, max_loras=1)
+    rig = rig_of(made, folder, attention_backend="auto", block_size=16, max_loras=1, **settings)
     for seed in seeds:
         merged = new(seed)
         adapter = load(rig, merged)

@@ -57,6 +57,23 @@ def head(draft: Draft) -> None:
     module.weight = torch.nn.Parameter(module.weight.data + draft.scale * b @ a)
 
 
+def _whole(draft: Draft, name: str) -> None:
+    module = draft.merged.get_submodule(name)
+    weight = module.weight.data + torch.randn(module.weight.shape, generator=draft.generator) * 0.1
+    draft.tensors[f"base_model.model.{name}.weight"] = weight
+    module.weight = torch.nn.Parameter(weight)
+
+
+def whole_embedding(draft: Draft) -> None:
+    """One of its own (modules_to_save); an output head that has the same weight keeps it."""
+    _whole(draft, "model.embed_tokens")
+
+
+def whole_head(draft: Draft) -> None:
+    """The same of an output head."""
+    _whole(draft, "lm_head")
+
+
 def bases(draft: Draft) -> None:
     """Copies of the model's own, as PEFT saves them: before `embedding` and `head`."""
     for name in ("model.embed_tokens", "lm_head"):

@@ -178,7 +178,7 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ({"rank_pattern": {"o_proj": 2}}, "o_proj has shapes [4, 96] and [48, 4], r is 2"),
         ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': names of modules can be served"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1], an object of at most 100,000 names is needed"),
-        ({"modules_to_save": ["lm_head"]}, "lora: a: modules_to_save is ['lm_head'], only None can be served"),
+        ({"bias": "all"}, "lora: a: bias is 'all', only 'none' can be served"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_field(

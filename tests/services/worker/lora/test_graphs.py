@@ -25,7 +25,7 @@ from shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
 from tests.services.worker.lora import peft_folders
-from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head
+from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head, whole_embedding, whole_head
 from tests.services.worker.models.test_logits import Make, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -118,11 +118,13 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
 def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) -> None:
     """What was recorded before holds for those that come later, at numbers that others have had."""
     made = checkpoint("qwen3-tied")
+    kinds = {"a": [bases, embedding, head], "b": [whole_embedding, whole_head], "c": [bases, embedding, head]}
+    names = ["embed_tokens", "lm_head"]
     saved = [
-        peft_folders.save(made, tmp_path / name, seed=seed, more=[bases, embedding, head]).folder
-        for seed, name in enumerate("abc")
+        peft_folders.save(made, tmp_path / name, seed=seed, more=more, modules_to_save=names if name == "b" else None)
+        for seed, (name, more) in enumerate(kinds.items())
     ]
-    settings = {"lora_folders": [str(tmp_path)], "max_loras": 2}
+    settings = {"lora_folders": [str(tmp_path)], "max_loras": 2, "lora_modules_to_save": names}
     rigs = [recorded_rig(made, **settings)[0], plain_rig(made, num_blocks=400, **settings)]
 
     def load(folder: Path) -> AdapterId:
@@ -132,7 +134,7 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) 
         return AdapterId("x", read.digest())
 
     texts = []
-    for folder in saved:
+    for folder in (each.folder for each in saved):
         adapter = load(folder)
         run_both(rigs, [New(0, prompt(9, 1), adapter="x"), New(1, prompt(9, 1))], {0: 9, 1: 9})
         for _ in range(6):

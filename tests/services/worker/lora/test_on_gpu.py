@@ -76,6 +76,23 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_whole_embeddings_and_output_heads(tmp_path: Path, way: str) -> None:
+    """In the chain for single rows, then beside another adapter and a sequence without."""
+    made, names = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES), ["embed_tokens", "lm_head"]
+    more = [peft_folders.whole_embedding, peft_folders.whole_head]
+    whole = peft_folders.save(made, tmp_path / "whole", seed=1, more=more, modules_to_save=names)
+    low = peft_folders.save(made, tmp_path / "low", seed=2, more=[peft_folders.embedding, peft_folders.head])
+    rig = cuda_rig(made, lora={"whole": str(whole.folder), "low": str(low.folder)}, **WAYS[way])
+    rig.step([New(0, prompt(9), adapter="whole")], {0: 9})
+    for _ in range(3):
+        rig.step()
+    rig.step([New(1, prompt(7, 1)), New(2, prompt(8, 2), adapter="low")], {0: 1, 1: 7, 2: 8})
+    rig.step()
+    for slot, merged in enumerate((whole, made, low)):
+        assert error(rig, merged, slot) < MAX_ERROR
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_experts(tmp_path: Path, way: str) -> None:
     """In the chain for single rows, then beside another adapter and a sequence without."""
     made = checkpoints.make("qwen3-moe-tied", tmp_path, **SINGLE_ROW_SIZES)

@@ -9,7 +9,15 @@ import pytest
 from services.worker.building.build import build_replica
 from shared.errors import InvalidArgument
 from tests.services.worker.lora import peft_folders
-from tests.services.worker.lora.peft_folders import all_experts, bases, each_expert, embedding, head
+from tests.services.worker.lora.peft_folders import (
+    all_experts,
+    bases,
+    each_expert,
+    embedding,
+    head,
+    whole_embedding,
+    whole_head,
+)
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
@@ -51,6 +59,22 @@ def test_of_embeddings_output_heads_and_experts(
         for _ in range(2):
             rig.step()
         for slot, of_slot in enumerate((merged, made, other)):
+            assert error(rig, of_slot, slot) < MAX_ERROR
+
+
+# One weight for both and weights of their own, of a vocabulary that ranks cannot share evenly.
+@pytest.mark.parametrize("family", [pytest.param("qwen3-tied", marks=pytest.mark.slow), "llama"])
+def test_of_whole_embeddings_and_output_heads(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    """By rows of the vocabulary."""
+    made, names = checkpoint(family), ["embed_tokens", "lm_head"]
+    whole = peft_folders.save(made, tmp_path / "a", seed=1, more=[whole_embedding, whole_head], modules_to_save=names)
+    low = peft_folders.save(made, tmp_path / "b", seed=2, more=[embedding, head])
+    with ranked(made.folder, lora={"a": str(whole.folder), "b": str(low.folder)}) as rig:
+        news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(("a", "", "b"))]
+        rig.step(news, {0: 9, 1: 10, 2: 11})
+        for _ in range(2):
+            rig.step()
+        for slot, of_slot in enumerate((whole, made, low)):
             assert error(rig, of_slot, slot) < MAX_ERROR
 
 
