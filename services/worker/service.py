@@ -42,7 +42,7 @@ from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMe
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import lifecycle
+from shared.process import lifecycle, small_buffers
 from shared.process.liveness import Liveness
 from shared.process.supervision import restarted, vital
 from shared.rpc.admin_port import AdminPort
@@ -153,6 +153,7 @@ class Worker:
         self.status.built(engine, replica.limits, settings)
         self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
         self._exchange_pages(engine, replica)
+        small_buffers.fill()
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address, weights_digest)
         spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.spooled_weights)
