@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -29,6 +29,7 @@ WRONG = {
     "no JSON": ("{", "Expecting"),
 }
 DEEP = ("[" * 60_000 + "]" * 60_000, "nested")
+OF_CALLS = {"chat", "responses", "tokenize", "arguments"}  # a call of the model's, which may have been cut off
 HELLO = pb.ChatMessage(role="user", content="hi")
 
 
@@ -60,8 +61,14 @@ def bodies(written: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("holder", bodies(""))
-@pytest.mark.parametrize(("written", "text"), [*WRONG.values(), DEEP], ids=[*WRONG, "too deep"])
+def cases(holders: Iterable[str]) -> list[Any]:
+    """Of a holder, what is written into it, and what is said of that."""
+    wrong = {**WRONG, "too deep": DEEP}
+    pairs = [(holder, name) for holder in holders for name in wrong if name != "no JSON" or holder not in OF_CALLS]
+    return [pytest.param(holder, *wrong[name], id=f"{name}-{holder}") for holder, name in pairs]
+
+
+@pytest.mark.parametrize(("holder", "written", "text"), cases(bodies("")))
 async def test_over_http(frontend: Running, holder: str, written: str, text: str) -> None:
     path, field, body = bodies(written)[holder]
     answer = await frontend.http.post(path, content=json.dumps(body))
@@ -95,13 +102,21 @@ def messages(written: str) -> dict[str, tuple[str, str, Any]]:
     }
 
 
-@pytest.mark.parametrize("holder", messages(""))
-@pytest.mark.parametrize(("written", "text"), [*WRONG.values(), DEEP], ids=[*WRONG, "too deep"])
+@pytest.mark.parametrize(("holder", "written", "text"), cases(messages("")))
 async def test_over_grpc(frontend: Running, holder: str, written: str, text: str) -> None:
     method, field, message = messages(written)[holder]
     code, told, fields = await refusal(getattr(frontend.inference, method)(message))
     assert (code, fields) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
     assert text in told
+
+
+async def test_arguments_of_a_call_that_was_cut_off_are_text(frontend: Running) -> None:
+    written, _ = WRONG["no JSON"]
+    for path, _, body in (bodies(written)[holder] for holder in bodies("") if holder in OF_CALLS):
+        answer = await frontend.http.post(path, content=json.dumps(body))
+        assert answer.status_code == 200, answer.text
+    answers = [answer async for answer in frontend.inference.Chat(messages(written)["arguments"][2])]
+    assert answers[-1].finish_reason, answers[-1]
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str, list[str]]:
