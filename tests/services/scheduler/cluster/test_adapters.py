@@ -264,9 +264,12 @@ async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:
     await until(lambda: peer.ordered)
     loading.cancel()
     await asyncio.wait([loading])
+    other = asyncio.ensure_future(load(bench, "b", "other"))
+    await until(lambda: "load b" in peer.ordered)  # one after the other: by now the scheduler has heard that it ends
     peer.hold_loads.set()
-    await until(lambda: peer.ordered == ["load a", "unload a"])
-    assert await listed(bench) == []
+    assert (await other).num_workers == 1
+    await until(lambda: peer.ordered == ["load a", "load b", "unload a"])
+    assert await listed(bench) == [("b", OTHER, 1, 0, False)]
     assert (await load(bench)).num_workers == 1
 
 
