@@ -121,6 +121,7 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
     await survives(two_workers, undisturbed, stop_both)
 
 
+@pytest.mark.slow
 async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
     with Client(two_workers.grpc_address) as client:
         epoch = waiting.services(client, "worker-0")["worker-0"].epoch
