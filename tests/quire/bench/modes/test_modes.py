@@ -173,6 +173,7 @@ def test_scheduler_rows_have_exactly_these_columns(capsys: pytest.CaptureFixture
     assert rows[2]["plan_bytes"] > rows[0]["plan_bytes"]
 
 
+@pytest.mark.slow
 def test_startup_says_when_what_was_ready(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--runs", "1", "--cold", "0", "--num-blocks", "2000", "--json")
     whole, *events = bench(capsys, "startup", *words)

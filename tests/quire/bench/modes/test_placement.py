@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import pytest
+
 from quire.bench.modes import placement
 from quire.bench.workload.conversations import conversations
 
@@ -15,6 +17,7 @@ def test_conversations_share_their_beginnings_and_nothing_else() -> None:
     assert talk[0].turns != talk[3].turns
 
 
+@pytest.mark.slow
 def test_conversations_go_where_their_prompts_are_cached() -> None:
     parser = argparse.ArgumentParser()
     placement.configure(parser)
