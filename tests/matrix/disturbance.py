@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 GENERATED = "quire_scheduler_generated_tokens_total"
 FETCHED = "quire_scheduler_host_blocks_fetched_total"
 READ_BACK = "quire_scheduler_disk_blocks_fetched_total"
+MOVED = "quire_scheduler_sequences_moved_total"
+RESUBMITTED = "quire_frontend_resubmitted_sequences_total"
 FLOWING = 50  # tokens from one disturbance to the next
 POLL_S = 0.02
 PROMPT, NUM_PROMPTS = 100, 20  # tokens, of other prompts than those that are asked about
@@ -146,16 +148,23 @@ class Disturbance:
                 self.num_slept += 1
 
     async def kill_workers(self) -> None:
-        """One after the other, so that nothing that runs is spared."""
-        for name in self._names("worker"):
+        """One after the other, so that nothing that runs is spared, until something ran when it was killed."""
+        while True:
+            for name in self._names("worker"):
+                await self._flowing()
+                await self._kill(name)
             await self._flowing()
-            self._kill(name)
+            if await self._counted(MOVED):
+                return
 
     async def kill_schedulers(self) -> None:
+        """Each until something ran when it was killed: it may be between two rounds of requests."""
         for name in self._names("scheduler"):
-            await self._flowing()
-            self._lost[name] = (await self.schedulers())[name]
-            self._kill(name)
+            before = (await self.frontend())[RESUBMITTED]
+            while (await self.frontend())[RESUBMITTED] == before:
+                await self._flowing()
+                await self._kill(name)
+                await self._flowing()
 
     async def schedulers(self) -> dict[str, Totals]:
         """Of each since the cluster began."""
@@ -181,11 +190,18 @@ class Disturbance:
     def _names(self, role: str) -> list[str]:
         return [process.spec.id for process in self._cluster.processes if process.spec.role == role]
 
-    def _kill(self, name: str) -> None:
+    async def _kill(self, name: str) -> None:
         """The supervisor starts it again."""
-        pid = self._cluster.process(name).pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        process = self._cluster.process(name)
+        before = process.restarts
+        while not (process.ready.is_set() and process.running):
+            await asyncio.sleep(POLL_S)
+        if process.spec.role == "scheduler":
+            self._lost[name] = (await self.schedulers())[name]
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        while process.restarts == before:
+            await asyncio.sleep(POLL_S)
 
 
 def best_matches(query: np.ndarray[Any, Any], document: np.ndarray[Any, Any]) -> float:

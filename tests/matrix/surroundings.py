@@ -14,7 +14,7 @@ from quire import bundled
 from quire.requests import Options
 from tests.e2e.encoders import late_folder
 from tests.matrix.asking import PLAIN
-from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, READ_BACK, Disturbance
+from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, MOVED, READ_BACK, RESUBMITTED, Disturbance
 
 EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
 SMALL_STEP = 40  # tokens; prompts are longer
@@ -90,13 +90,13 @@ SURROUNDINGS: dict[str, Surrounding] = {
     ),
     "pause": Surrounding(disturb=Disturbance.pause),
     "migration": Surrounding(
-        workers=2, disturb=Disturbance.kill_workers, happened=_counted("quire_scheduler_sequences_moved_total")
+        workers=2, disturb=Disturbance.kill_workers, happened=_counted(MOVED)
     ),
     "prefill apart from decode": Surrounding(
         scheduler={"prefill_threshold": 8}, apart=(1, 1), happened=_counted("quire_scheduler_handovers_total")
     ),
     "resubmission": Surrounding(
-        disturb=Disturbance.kill_schedulers, happened=_counted("quire_frontend_resubmitted_sequences_total")
+        disturb=Disturbance.kill_schedulers, happened=_counted(RESUBMITTED)
     ),
     "several schedulers": Surrounding(
         workers=2, schedulers=2, happened=_all_generated

@@ -17,7 +17,7 @@ MODEL = ("model_name", "quire-tiny")
 
 def page(address: str) -> dict[str, float]:
     """Every sample, by name; labels are added up."""
-    text = httpx.get(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    text = httpx.get(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"}, timeout=60).text
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
