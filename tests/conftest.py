@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import logging
 import os
 from collections.abc import Generator
 
@@ -29,6 +30,15 @@ for name in httpx.Timeout(None).as_dict():
 
 # Each client that names no certificates reads all of this machine's.
 httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
+
+
+def of_this_test(record: logging.LogRecord) -> bool:
+    """gRPC's one poller wakes all tests' event loops, and tells the present one if that of an earlier is closed."""
+    closed = record.exc_info is not None and str(record.exc_info[1]) == "Event loop is closed"
+    return not (closed and "PollerCompletionQueue._handle_events" in record.getMessage())
+
+
+logging.getLogger("asyncio").addFilter(of_this_test)
 
 # Its deadlines and its measure of slowness are of a machine with nothing else to do.
 hypothesis.settings.register_profile(

@@ -24,6 +24,7 @@ from shared.errors import InvalidArgument
 from shared.pb.dialects import open_inference_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
+from tests.priorities import has_stepped_back
 
 LIMITS = RequestLimits()
 ROOM = Room(4096, 16)
@@ -203,7 +204,7 @@ async def test_it_steps_back_behind_what_clients_wait_for(large: LargeBodies) ->
     with spooled(BODIES["fine"]) as spool:
         assert await large.check(spool)
     assert large.pid is not None
-    assert os.getpriority(os.PRIO_PROCESS, large.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert has_stepped_back(large.pid)
 
 
 async def test_a_body_whose_client_has_left_is_not_taken_for_the_next_one(

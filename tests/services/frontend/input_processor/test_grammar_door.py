@@ -18,6 +18,7 @@ from services.frontend.input_processor.grammar_door import GrammarDoor
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output.literals import Specials
+from tests.priorities import has_stepped_back
 
 FINE = pb.StructuredOutput(json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}')
 PRIMES = (101, 103, 107, 109, 113)
@@ -164,7 +165,7 @@ async def test_time_is_that_of_the_processor_and_leaves_it_to_others(door: Gramm
     await door.check(pb.StructuredOutput(regex="first"))
     stopped = door.pids
     assert stopped
-    assert all(os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0) for pid in stopped)
+    assert all(map(has_stepped_back, stopped))
     judged = asyncio.ensure_future(door.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

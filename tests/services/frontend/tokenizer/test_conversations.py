@@ -20,6 +20,7 @@ from services.frontend.tokenizer.conversations.conversations import Conversation
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1.sampling_pb2 import StructuredOutput
+from tests.priorities import has_stepped_back
 from tests.services.frontend.talking import talking_folder
 from tests.services.frontend.tiny_folder import CHATML, END, write_folder
 
@@ -133,7 +134,7 @@ async def test_the_loop_goes_on_while_a_template_takes_long(
 async def test_it_steps_back_behind_what_clients_wait_for(conversations: Conversations) -> None:
     await conversations.sections(said(FILLING))
     assert conversations.pid is not None
-    assert os.getpriority(os.PRIO_PROCESS, conversations.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert has_stepped_back(conversations.pid)
 
 
 async def test_where_an_answer_begins_is_looked_up_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
