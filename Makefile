@@ -14,7 +14,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "make: Quire n
 
 # The package's build (setup.py) generates the protocols and compiles the kernels.
 $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
-	$(BIN)/python -m pip --version > /dev/null 2>&1 || { $(PYTHON) -c '$(NEW_ENOUGH)' && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { $(PYTHON) -c '$(NEW_ENOUGH)' && $(PYTHON) -m venv $(VENV); }
 	@echo "Installing Quire and what it needs into $(VENV): some minutes the first time, most of them for torch."
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
