@@ -8,9 +8,13 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
+# With an older Python pip would speak of packages that it does not find, before it says what is wrong.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "make: Quire needs Python 3.11 or newer, and \
+	$(PYTHON) is " + sys.version.split()[0] + "; PYTHON=COMMAND names another")
+
 # The package's build (setup.py) generates the protocols and compiles the kernels.
 $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
-	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { $(PYTHON) -c '$(NEW_ENOUGH)' && $(PYTHON) -m venv $(VENV); }
 	@echo "Installing Quire and what it needs into $(VENV): some minutes the first time, most of them for torch."
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@

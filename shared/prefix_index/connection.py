@@ -33,6 +33,10 @@ class Password(CredentialProvider):
     def get_credentials(self) -> tuple[str]:
         return (self._file.first.decode(),)
 
+    async def get_credentials_async(self) -> tuple[str]:
+        """The base class does the same, and warns at each connection."""
+        return self.get_credentials()
+
 
 def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", tls: Tls = NO_TLS) -> Any:
     """Raises InvalidArgument for a URL of no known kind or a file that is no use; connects at the first command.

@@ -129,6 +129,8 @@ def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":  # its input is everything else that was given, secrets too
+            raise InvalidArgument(f"{service}.{field}: is needed, and nothing sets it", field=field) from None
         message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
         known = model.model_fields.get(field)
         value = "..." if known is not None and is_secret(known) else repr(first["input"])

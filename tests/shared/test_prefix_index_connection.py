@@ -203,7 +203,9 @@ async def test_the_files_of_tls_and_of_the_password_are_used_where_the_url_names
         await client.aclose()
 
 
-async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(tmp_path: Path) -> None:
+async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     password = tmp_path / "password"
     secret_file.write(password, FIRST)
     async with server(tmp_path, "--requirepass", FIRST) as plain:
@@ -214,6 +216,7 @@ async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(tm
         await client.connection_pool.disconnect()
         assert await client.get("key") == b"value"
         await client.aclose()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("redis")] == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_a_missing_file_is_named() -> None:
         load(WorkerSettings, SERVICES, {"config": "/no/such.yaml"}, {})
 
 
+def test_what_is_missing_is_named_and_a_secret_that_is_there_is_not_shown() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        load(FrontendSettings, SERVICES, {}, {"QUIRE_FRONTEND_API_KEY": "sesame"})
+    assert refused.value.message == "frontend.model: is needed, and nothing sets it"
+    assert refused.value.field == "model"
+
+
 def test_an_unknown_variable_is_refused_for_every_service() -> None:
     with pytest.raises(InvalidArgument, match="unknown environment variable QUIRE_WORKER_NUMBLOCKS='3'"):
         load(SchedulerSettings, SERVICES, {}, {"QUIRE_WORKER_NUMBLOCKS": "3"})

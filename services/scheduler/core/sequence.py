@@ -91,7 +91,8 @@ class Sequence:
     priority: int = 0
     kv_priority: KVPriority = KVPriority.NORMAL
     tenant: str = ""
-    arrival: float = 0.0  # seconds, the scheduler's clock
+    arrival: float = 0.0  # at the frontend: seconds, the scheduler's clock
+    queued_at: float = 0.0  # when it came to this scheduler
     deadline: float = math.inf
 
     status: SequenceStatus = SequenceStatus.WAITING

@@ -82,6 +82,7 @@ class SequenceFactory:
                 kv_priority=_KV_PRIORITIES.get(submission.kv_priority, KVPriority.NORMAL),
                 tenant=submission.tenant,
                 arrival=arrival,
+                queued_at=now,
                 deadline=deadline,
             )
 

@@ -224,7 +224,8 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--swap-space", "2"], "--swap-space is vLLM's; here: KV blocks stay on the device"),
+        (["--swap-space", "2"], "--swap-space is vLLM's; here: --kv-offloading-size GIB"),
+        (["--middleware", "a.b"], "--middleware is vLLM's; here: the HTTP server takes no code of others"),
         (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
     ],
 )

@@ -186,4 +186,4 @@ class Entry:
                 return  # nobody waits for it but documents
             for output in sequence.outputs or (sequence,):
                 output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-                state.events.started.append(Started(output, now - sequence.arrival))
+                state.events.started.append(Started(output, now - sequence.queued_at))

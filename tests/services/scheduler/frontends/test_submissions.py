@@ -1,0 +1,29 @@
+"""What frontends submit, as the core gets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.scheduler.core.core import Core
+from services.scheduler.frontends.submissions import SequenceFactory
+from shared.columns import i32_bytes
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from tests.services.scheduler.conftest import make_limits
+
+
+def submitted(now: float, **fields: Any) -> list[float]:
+    """How long each is said to have queued that is planned a quarter of a second after it came."""
+    prompt = {"token_ids": i32_bytes([1, 2, 3]), "num_prompt_tokens": 3, "max_tokens": 2}
+    submission = pb.Submission(**{"request_id": "a", "num_sequences": 1, **prompt, **fields})
+    core = Core(make_limits())
+    for sequence in SequenceFactory().sequences(submission, 0, now):
+        core.add(sequence)
+    core.schedule(now + 0.25)
+    return [started.queued_s for started in core.take_events().started]
+
+
+def test_what_a_frontend_took_to_make_tokens_is_no_queue() -> None:
+    assert submitted(now=100.0, age_ms=5000) == [0.25]
+    search = sampling_pb2.BeamSearch(width=2)
+    assert submitted(now=100.0, age_ms=5000, num_sequences=2, beam_search=search) == [0.25, 0.25]
