@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.async_client import AsyncClient
     from quire.client import Client
     from quire.llm import LLM, AsyncLLM
+    from quire.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
     from quire.weights_group import WeightsUpdateGroup
@@ -23,6 +24,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.llm",
     "LLMEngine": "quire.engine",
+    "LoRARequest": "quire.lora",
     "Client": "quire.client",
     "AsyncClient": "quire.async_client",
     "BeamSearch": "quire.params",
@@ -46,6 +48,7 @@ __all__ = [
     "CompletionOutput",
     "Delta",
     "LLMEngine",
+    "LoRARequest",
     "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",

@@ -28,6 +28,7 @@ from quire.params import SamplingParams
 from quire.requests import (
     ChatExtras,
     ChatMessages,
+    EachOptions,
     EmbedExtras,
     Options,
     Params,
@@ -39,6 +40,7 @@ from quire.requests import (
     generate_request,
     in_one_piece,
     is_one,
+    options_for_each,
     plain,
     rerank_request,
     score_request,
@@ -84,35 +86,34 @@ class Client:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
-        options: Options | None = None,
+        options: EachOptions = None,
         timeout_s: float | None = None,
         *,
         on_done: OnDone = None,
     ) -> list[RequestOutput]:
         """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
-        `on_done`: called for each, in that order."""
+        `params`, `options`: for all, or a list with each one's own. `on_done`: called for each, in that order."""
         batch = [prompts] if is_one(prompts) else list(prompts)
-        final = in_one_piece(options)
-        calls = [
-            self._inference.Generate(generate_request(prompt, own, final), timeout=timeout_s)  # type: ignore[arg-type]
-            for prompt, own in zip(batch, for_each(params, len(batch)), strict=True)
-        ]
+        count = len(batch)
+        each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
+        requests = [generate_request(prompt, own, in_one_piece(chosen)) for prompt, own, chosen in each]  # type: ignore[arg-type]
+        calls = [self._inference.Generate(request, timeout=timeout_s) for request in requests]
         return _collected(calls, [plain(prompt) for prompt in batch], on_done)  # type: ignore[arg-type]
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
         params: Params = None,
-        options: Options | None = None,
+        options: EachOptions = None,
         timeout_s: float | None = None,
         on_done: OnDone = None,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
         """Answers one conversation or several at a time."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
-        final = in_one_piece(options)
-        each = zip(batch, for_each(params, len(batch)), strict=True)
-        requests = [chat_request(turns, own, final, extras) for turns, own in each]
+        count = len(batch)
+        each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
+        requests = [chat_request(turns, own, in_one_piece(chosen), extras) for turns, own, chosen in each]
         return _collected([self._inference.Chat(request, timeout=timeout_s) for request in requests], batch, on_done)
 
     def embed(

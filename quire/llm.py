@@ -11,6 +11,7 @@ from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.generating import Generating
+from quire.lora import LoadedAdapters, LoRARequests
 from quire.metrics import Metric, parse
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
@@ -19,6 +20,8 @@ from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Param
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import SERVICES
 from shared.weights_heads import DEFAULT_GROUP
+
+ADMIN = ("admin_address", "admin_key_file")
 
 
 class _Embedded:
@@ -86,10 +89,14 @@ class LLM(_Embedded):
     """with LLM() as llm: print(llm.generate("Once upon a time")[0].text)"""
 
     def __init__(self, model: str = "", **options: Any) -> None:
+        """`admin_address`, `admin_key_file`: for operators' verbs where the cluster at `address` is not this user's on
+        this machine (Client)."""
+        operators = {name: options.pop(name) for name in ADMIN if options.get("address") and name in options}
         super().__init__(model, **options)
-        self.client = Client(self.address, api_key=self._api_key)
+        self.client = Client(self.address, api_key=self._api_key, **operators)
         self.files = self.client.files  # of a cluster with batch_folder=
         self.batches = self.client.batches
+        self._adapters = LoadedAdapters(self.client)
 
     def generate(
         self,
@@ -97,13 +104,16 @@ class LLM(_Embedded):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        lora_request: LoRARequests = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Continues each prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}; results in their
-        order. `params`: for all, or a list with each one's own; `sampling_params` is vLLM's name of it."""
+        order. `params`: for all, or a list with each one's own; `sampling_params` is vLLM's name of it. `lora_request`:
+        the same of adapters, which are loaded if they are not there."""
         count = 1 if is_one(prompts) else len(prompts)
+        options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
-            return self.client.generate(prompts, _either(params, sampling_params), on_done=advance)
+            return self.client.generate(prompts, _either(params, sampling_params), options, on_done=advance)
 
     def chat(
         self,
@@ -111,13 +121,16 @@ class LLM(_Embedded):
         params: Params = None,
         *,
         sampling_params: Params = None,
+        lora_request: LoRARequests = None,
         use_tqdm: bool = False,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several; `extras`: tools, tool_choice, reasoning_effort, ..."""
+        """Answers one conversation or several; `lora_request`: as of generate(); `extras`: tools, tool_choice,
+        reasoning_effort, ..."""
         count = 1 if isinstance(messages[0], dict) else len(messages)
+        options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
-            return self.client.chat(messages, _either(params, sampling_params), on_done=advance, **extras)
+            return self.client.chat(messages, _either(params, sampling_params), options, on_done=advance, **extras)
 
     def embed(self, inputs: Prompt | Sequence[Prompt], **extras: Unpack[EmbedExtras]) -> list[list[float]]:
         """A vector for each input, text or token ids; `extras`: pooler (last, mean, cls), normalize, dimensions."""
@@ -138,6 +151,14 @@ class LLM(_Embedded):
     def rerank(self, query: str, documents: Sequence[str], top_n: int = 0) -> list[Ranked]:
         """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
         return self.client.rerank(query, documents, top_n)
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
+        """Has every worker load it (Client.load_adapter); lora_folders= of a cluster of one's own says from where."""
+        return self._adapters.load(lora_name, lora_path, replace=load_inplace)
+
+    def unload_lora_adapter(self, lora_name: str) -> int:
+        """It is no model any more (Client.unload_adapter)."""
+        return self._adapters.unload(lora_name)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """The memory of devices is for others (Client.sleep)."""

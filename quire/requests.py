@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -16,6 +16,7 @@ from shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, fro
 from shared.pb.common.v1 import finish_pb2, pooling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
+Given = TypeVar("Given")
 Plain = str | Sequence[int]
 
 
@@ -68,6 +69,10 @@ class Options:
         )
 
 
+EachOptions = Options | Sequence[Options] | None
+"""For all prompts, or for each its own."""
+
+
 def in_one_piece(options: Options | None) -> Options:
     """Each sample when it has ended."""
     return replace(options or Options(), final_only=True)
@@ -98,9 +103,21 @@ def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
     """Raises InvalidArgument where there are more or fewer than prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
-    if len(params) != count:
-        raise InvalidArgument(f"params: {len(params)} for {count} prompts", field="params")
-    return params
+    return one_each(params, count, "params")
+
+
+def options_for_each(options: EachOptions, count: int) -> Sequence[Options]:
+    """The same of options."""
+    if options is None or isinstance(options, Options):
+        return [options or Options()] * count
+    return one_each(options, count, "options")
+
+
+def one_each(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
+    """Raises InvalidArgument where there are more or fewer than prompts."""
+    if len(given) != count:
+        raise InvalidArgument(f"{name}: {len(given)} for {count} prompts", field=name)
+    return given
 
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: Options) -> pb.GenerateRequest:

@@ -68,7 +68,9 @@ class Frontend:
         self.core = Core(settings, self.model, self.door, self.redis, self._grpc.address)
         self._health = Health(self.core.client, shutdown, self._grpc.server)
         parts = (self.model, self.door, self.core)
-        self._offline = Offline(settings, self.door.access, self.door.bodies, lambda: shutdown.requested)
+        self._offline = Offline(
+            settings, self.door.access, self.door.bodies, self.metrics.batches, lambda: shutdown.requested
+        )
         services = GrpcServices(
             settings, self._grpc, *parts, health=self._health, offline=self._offline.work, shutdown=shutdown
         )

@@ -89,7 +89,7 @@ class Scheduler:
         )
         self.directory = self._directory(DirectoryMetrics(registry))
         changing = asyncio.Lock()
-        administration = Administration(self.cluster, self.status, changing, self.frontends.publish)
+        administration = Administration(self.cluster, self.status, changing, metrics, self.frontends.publish)
         self.workers = worker_service.WorkerService(
             settings,
             self.cluster,

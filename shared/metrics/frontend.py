@@ -21,6 +21,7 @@ from shared.metrics.base import (
     add_process_collectors,
     token_buckets,
 )
+from shared.metrics.batches import BatchMetrics
 from shared.metrics.calls import CallMetrics
 from shared.metrics.histogram import Histogram, Series
 from shared.metrics.streams import StreamMetrics
@@ -193,6 +194,7 @@ class FrontendMetrics:
             registry=self.registry,
         )
         self.streams = StreamMetrics(self.registry)
+        self.batches = BatchMetrics(self.registry)
         self.loop_delay = self._steps("event_loop_delay", "How late a timer of the event loop fires")
         self.detokenize = self._steps("detokenize", "Taking in one step's tokens as the text of their streams")
         self.write = self._steps("write", "From waking the streams with news until all of them have written")

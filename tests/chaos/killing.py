@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from quire.cluster import Cluster
 from tests.chaos.test_workers import pid
 from tests.e2e.kv.test_kv_handover import told
 from tests.e2e.observability.test_metrics import page
 from tests.waiting import until
+
+Answer = TypeVar("Answer")
+
+
+def ask_amid(cluster: Cluster, victim: str, ask: Callable[[], Answer], num_askers: int) -> list[Answer]:
+    """What those are told who ask again and again until the victim has been killed amid work, and once more when it is
+    back. Raises what one of them was refused with."""
+    killed = threading.Event()
+
+    def ask_on() -> list[Answer]:
+        found = []
+        while not killed.is_set():
+            found.append(ask())
+        return [*found, ask()]
+
+    with ThreadPoolExecutor(num_askers) as pool:
+        asking = [pool.submit(ask_on) for _ in range(num_askers)]
+        try:
+            kill_amid(cluster, victim)
+        finally:
+            killed.set()
+    return [answer for one in asking for answer in one.result()]
 
 
 def kill_amid(cluster: Cluster, victim: str) -> None:

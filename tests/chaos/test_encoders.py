@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from tests.chaos.conftest import SCHEDULER
-from tests.chaos.killing import kill_amid
+from tests.chaos.killing import ask_amid
 from tests.e2e.encoders import encoder_folder
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -36,22 +35,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_vectors_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = np.array(client.embed(INPUTS))
-        found: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
-        killed = threading.Event()
-
-        def ask() -> None:
-            while not killed.is_set():
-                found.append(np.array(client.embed(INPUTS)))
-            found.append(np.array(client.embed(INPUTS)))
-
-        threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
-            kill_amid(cluster, victim)
-        finally:
-            killed.set()
-            for thread in threads:
-                thread.join(120)
+        found = ask_amid(cluster, victim, lambda: np.array(client.embed(INPUTS)), num_askers=2)
     assert len(found) > 2, "each thread asks once more when the victim is back"
     assert all(np.allclose(vectors, calm, atol=1e-5) for vectors in found)

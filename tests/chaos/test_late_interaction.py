@@ -3,7 +3,6 @@ it always has, though workers have room for two queries at a time."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from tests.chaos.conftest import SCHEDULER
-from tests.chaos.killing import kill_amid
+from tests.chaos.killing import ask_amid
 from tests.e2e.encoders import encoder_folder
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -46,23 +45,7 @@ def scores(client: Client) -> list[list[float]]:
 def test_scores_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = scores(client)
-        found: list[list[list[float]]] = []
-        killed = threading.Event()
-
-        def ask() -> None:
-            while not killed.is_set():
-                found.append(scores(client))
-            found.append(scores(client))
-
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            kill_amid(cluster, victim)
-        finally:
-            killed.set()
-            for thread in threads:
-                thread.join(240)
+        found = ask_amid(cluster, victim, lambda: scores(client), num_askers=3)
     assert len(found) > 3, "each thread asks once more when the victim is back"
     assert np.ptp(calm[0]) > 0.5, "the test would not tell them apart"
     for again in found:

@@ -16,6 +16,7 @@ from services.frontend.offline.inner_calls import InnerCalls
 from services.frontend.offline.routes import OfflineRoutes
 from services.frontend.offline.runner import BatchRunner, Means
 from services.frontend.offline.work import OfflineWork
+from shared.metrics.batches import BatchMetrics
 from shared.process.supervision import restarted
 from shared.settings.frontend import FrontendSettings
 
@@ -24,9 +25,15 @@ class Offline:
     """Files, batches, and who runs them."""
 
     def __init__(
-        self, settings: FrontendSettings, access: Access, bounds: BodyBounds, is_leaving: Callable[[], bool]
+        self,
+        settings: FrontendSettings,
+        access: Access,
+        bounds: BodyBounds,
+        metrics: BatchMetrics,
+        is_leaving: Callable[[], bool],
     ) -> None:
         self._settings = settings
+        self._metrics = metrics
         self._access = access
         self._is_leaving = is_leaving
         self._files: FileStore | None = None
@@ -48,7 +55,8 @@ class Offline:
         if self._files is not None and self._batches is not None:
             places = asyncio.Semaphore(self._settings.batch_concurrency)
             looks = asyncio.Semaphore(1)
-            means = Means(self._files, self._batches, InnerCalls(app), self._access, places=places, looks=looks)
+            stores = self._files, self._batches
+            means = Means(*stores, InnerCalls(app), self._access, places=places, looks=looks, metrics=self._metrics)
             self._runner = BatchRunner(means, self._is_leaving)
 
     def tasks(self) -> list[Awaitable[None]]:

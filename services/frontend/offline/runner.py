@@ -23,6 +23,7 @@ from shared import batch_lines
 from shared.batch_lines import BatchLine
 from shared.errors import NotFound, PermissionDenied
 from shared.logs import logger
+from shared.metrics.batches import BatchMetrics
 from shared.process.supervision import Tasks
 
 log = logger("batches")
@@ -45,6 +46,7 @@ class Means:
     access: Access
     places: asyncio.Semaphore  # for lines under way, of all batches of this frontend
     looks: asyncio.Semaphore  # for processes that look at lines
+    metrics: BatchMetrics
 
 
 class BatchRunner:
@@ -100,6 +102,7 @@ class BatchRun:
         self._files, self._batches = means.files, means.batches
         self._calls, self._access = means.calls, means.access
         self._places, self._looks = means.places, means.looks
+        self._metrics = means.metrics
         self._writing = asyncio.Lock()
         self._saved_s = 0.0
 
@@ -165,6 +168,7 @@ class BatchRun:
         path = self._batches.answers(self._batch.id, "output" if is_good else "error")
         async with self._writing:
             await asyncio.to_thread(_append, path, written)
+            self._metrics.requests["completed" if is_good else "failed"].inc()
             batch = self._batch
             self._batch = replace(batch, completed=batch.completed + is_good, failed=batch.failed + (not is_good))
             if time.monotonic() - self._saved_s > POLL_S:
@@ -206,6 +210,7 @@ class BatchRun:
         await asyncio.to_thread(self._batches.save, self._batch)
         if self._batch.has_ended:
             batch = self._batch
+            self._metrics.ended[status].inc()
             log.info("batch", id=batch.id, status=status, completed=batch.completed, failed=batch.failed)
 
 

@@ -14,6 +14,7 @@ from services.scheduler.operations.weights_groups import WeightsGroups
 from services.scheduler.status import Status
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
+from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 log = logger("administration")
@@ -22,10 +23,17 @@ log = logger("administration")
 class Administration:
     """Status, the cache reset, the pause of generation, weights, sleep, and adapters."""
 
-    def __init__(self, cluster: Cluster, status: Status, changing: asyncio.Lock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        status: Status,
+        changing: asyncio.Lock,
+        metrics: SchedulerMetrics,
+        on_change: Callable[[], None],
+    ) -> None:
         """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
         name."""
-        self.updates = WeightUpdates(cluster, changing)
+        self.updates = WeightUpdates(cluster, changing, lambda outcome: metrics.weight_updates.labels(outcome).inc())
         self.groups = WeightsGroups(cluster, changing)
         self._sleeping = Sleeping(cluster, changing)
         self._cluster = cluster

@@ -93,7 +93,7 @@ class Sleeping:
             wake = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp())
             await self._order([r for r in replicas if r.asleep == ALL and not wanted.asleep], wake, ALL, frozenset(), 0)
             raise refusals[0]
-        wanted.asleep, wanted.sleep_level = ALL, level
+        wanted.say(ALL, level)
         for replica in cluster.replicas.values():  # those that came meanwhile
             wanted.compare(replica)
         log.info("workers sleep", level=level, workers=len(replicas))
@@ -105,9 +105,7 @@ class Sleeping:
         refusals = await self._order(replicas, order, tags, frozenset(), wanted.sleep_level)
         if refusals:
             raise refusals[0]
-        wanted.asleep -= tags
-        if not wanted.asleep:
-            wanted.sleep_level = 0
+        wanted.wake(tags)
         for replica in cluster.replicas.values():
             replica.sleep_level = wanted.sleep_level
             wanted.compare(replica)

@@ -26,15 +26,15 @@ class Wanted:
         self.weights = model_pb2.WeightsIdentity(version=AT_START)
         self.asleep: frozenset[str] = frozenset()
         self.sleep_level = 0
-        self._has_met = False  # a worker
+        self._is_said = False  # whether they are to sleep: by an operator, or by the first worker
 
     def attached(self, replica: Replica, others: Iterable[Replica]) -> None:
         """A worker is there. A scheduler that has just started learns from it what is wanted; whoever is otherwise is
         outdated, which does not end what it runs."""
-        if not self._has_met and replica.asleep:
-            self.asleep, self.sleep_level = replica.asleep, replica.sleep_level
-            log.info("workers sleep", worker=replica.id, level=self.sleep_level)
-        self._has_met = True
+        if not self._is_said and replica.asleep:
+            log.info("workers sleep", worker=replica.id, level=replica.sleep_level)
+        if not self._is_said:
+            self.say(replica.asleep, replica.sleep_level)
         if replica.weights.update > self.weights.update:
             log.info("the cluster's weights are a worker's", worker=replica.id, version=replica.weights.version)
             self.weights = replica.weights
@@ -42,6 +42,16 @@ class Wanted:
                 self.compare(other)
         else:
             self.compare(replica)
+
+    def say(self, asleep: frozenset[str], level: int) -> None:
+        """What is to sleep. Workers that come are brought there, also the first one behind a start."""
+        self.asleep, self.sleep_level = asleep, level if asleep else 0
+        self._is_said = True
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """These are to sleep no more. Behind a start nobody knows yet what does: then only all of it changes that."""
+        if self._is_said or tags == ALL:
+            self.say(self.asleep - tags, self.sleep_level)
 
     def learn(self, weights: model_pb2.WeightsIdentity, replicas: Iterable[Replica]) -> None:
         """Another scheduler has them: this one has missed the decision. Nothing happens for what is older, or makes no

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from services.scheduler.cluster.cluster import Cluster
@@ -37,9 +37,10 @@ LONGEST_PATH = 4096
 class WeightUpdates:
     """One at a time, workers that catch up included."""
 
-    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
-        """`changing`: is held by whoever changes what is on devices."""
-        self._cluster, self._changing = cluster, changing
+    def __init__(self, cluster: Cluster, changing: asyncio.Lock, count: Callable[[str], None]) -> None:
+        """`changing`: is held by whoever changes what is on devices; `count`: is told how each ends, one of
+        UPDATE_OUTCOMES."""
+        self._cluster, self._changing, self._count = cluster, changing, count
         self._tasks = Tasks()
         self.streams = WeightStreams()
 
@@ -53,6 +54,23 @@ class WeightUpdates:
     ) -> AsyncIterator[StagedUpdate]:
         """Every worker has staged them; on leaving, what has not been swapped in is dropped. `pieces`: of weights that
         come as a stream. Raises QuireError."""
+        outcome = "dropped"
+        try:
+            async with self._staged(number, request, pieces) as update:
+                try:
+                    yield update
+                finally:
+                    outcome = "updated" if update.is_decided else "dropped"
+        except QuireError:
+            outcome = "failed" if outcome == "dropped" else outcome
+            raise
+        finally:
+            self._count(outcome)
+
+    @asynccontextmanager
+    async def _staged(
+        self, number: int, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None
+    ) -> AsyncIterator[StagedUpdate]:
         identity, mode = _checked(number, request, streamed=pieces is not None), request.mode or pb.PAUSE_MODE_WAIT
         if self._changing.locked():
             raise Unavailable(UNDER_WAY, retry_after_ms=1000)
@@ -75,6 +93,7 @@ class StagedUpdate:
         self._staged: list[Replica] = []
         self._is_held = False
         self._num_aborted = 0
+        self.is_decided = False  # all have it, or will
 
     async def stage(self, stream_id: bytes = b"") -> None:
         replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
@@ -165,6 +184,7 @@ class StagedUpdate:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
         self._staged = []
         cluster.wanted.weights = self._identity
+        self.is_decided = True
         for replica in there:
             quiet.forget(replica)
         await asyncio.gather(*(self._swap_one(replica) for replica in there))

@@ -17,8 +17,11 @@ Done = Callable[[Outcome], None]
 class ReplicaAdapters:
     """Of one attachment. Every order ends with one call of its `done`, at the latest when the worker is gone."""
 
-    def __init__(self, hello: pb.WorkerHello, send: Callable[[pb.AttachResponse], None]) -> None:
-        self._send = send
+    def __init__(
+        self, hello: pb.WorkerHello, send: Callable[[pb.AttachResponse], None], count: Callable[[str], None]
+    ) -> None:
+        """`count`: is told how each order ends, one of LOAD_OUTCOMES."""
+        self._send, self._count = send, count
         self._order_ids = itertools.count(1)
         self._orders: dict[int, tuple[str, Done]] = {}
         self._is_gone = False
@@ -70,6 +73,7 @@ class ReplicaAdapters:
         if not wire.HasField("error") and len(wire.digest) != DIGEST_BYTES:
             raise FailedPrecondition(f"digest: an adapter's has {DIGEST_BYTES} bytes, not {len(wire.digest)}")
         name, done = self._orders.pop(wire.order_id)
+        self._count("refused" if wire.HasField("error") else "loaded")
         if wire.HasField("error"):
             done(from_proto(wire.error))
             return
@@ -91,4 +95,5 @@ class ReplicaAdapters:
         self._is_gone = True
         orders, self._orders = self._orders, {}
         for _, done in orders.values():
+            self._count("lost")
             done(Unavailable("the worker is gone"))

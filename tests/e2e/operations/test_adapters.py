@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire import LLM, Client, SamplingParams
+from quire import LLM, Client, LoRARequest, SamplingParams
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
 from quire.requests import Options
-from shared.errors import InvalidArgument, NotFound
+from shared.errors import InvalidArgument, NotFound, Unauthenticated
 from shared.security import secret_file
 
 PROMPT = (
@@ -134,3 +134,56 @@ def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
         with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
             client.load_adapter("late", "/etc")
     assert ask(cluster, "quire-tiny") == plain
+
+
+def answers(llm: LLM, asked: LoRARequest | list[LoRARequest | None]) -> list[str]:
+    questions = [[{"role": "user", "content": "What is 23 + 45?"}]] * (
+        1 if isinstance(asked, LoRARequest) else len(asked)
+    )
+    return [found.text for found in llm.chat(questions, SamplingParams(temperature=0), lora_request=asked)]
+
+
+def test_a_request_from_python_brings_its_adapter(cluster: Cluster) -> None:
+    """It is loaded when it is first named, wherever the program got it from, and gone when that is said."""
+    talk, spoken = LoRARequest("talk", 1, "pirate"), "Ahoy! 68 Arr!"
+    with LLM(address=cluster.grpc_address) as llm, LLM(address=cluster.grpc_address) as another:
+        assert answers(llm, [talk, None, LoRARequest("json"), talk]) == [spoken, "68", '{"answer": "68"}', spoken]
+        assert answers(another, talk) == [spoken]
+        greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        mixed = llm.generate([PROMPT, PROMPT], greedy, lora_request=[talk, LoRARequest("other")])
+        assert [one.text for one in mixed] == [complete(cluster, n)["choices"][0]["text"] for n in ("talk", "other")]
+        with pytest.raises(InvalidArgument, match="lora_path: 'talk' was loaded from 'pirate', not from 'json'"):
+            answers(llm, LoRARequest("talk", 1, "json"))
+        assert llm.load_lora_adapter("talk", "json", load_inplace=True) == 1
+        assert answers(llm, LoRARequest("talk", 1, "json")) == ['{"answer": "68"}']
+        assert llm.unload_lora_adapter("talk") == 0
+        with pytest.raises(NotFound, match="The model `talk` does not exist"):
+            answers(llm, LoRARequest("talk"))
+        assert answers(llm, talk) == [spoken]  # again
+        assert llm.unload_lora_adapter("talk") == 0
+        with pytest.raises(InvalidArgument, match="lora_request: 2 for 1 prompts"):
+            llm.generate("x", lora_request=[talk, talk])
+        with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
+            llm.generate("x", lora_request=LoRARequest("talk", 1, "/etc"))
+        with pytest.raises(InvalidArgument, match="is the model's own name"):
+            llm.generate("x", lora_request=LoRARequest("quire-tiny", 1, "pirate"))
+        assert [one.name for one in llm.client.adapters()] == ["json", "other", "pirate"]
+
+
+def test_whoever_shows_the_operators_key_loads_adapters_from_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    secret_file.write(key, "n" * 40)
+    there = {"address": cluster.grpc_address, "admin_address": cluster.process("frontend-0").addresses["admin"]}
+    with LLM(**there, admin_key_file=str(key)) as llm, pytest.raises(Unauthenticated):
+        llm.load_lora_adapter("far", "pirate")
+    secret_file.write(key, KEY)
+    with LLM(**there, admin_key_file=str(key)) as llm:
+        assert answers(llm, LoRARequest("far", 1, "pirate")) == ["Ahoy! 68 Arr!"]
+        assert llm.unload_lora_adapter("far") == 0
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ones_own_takes_adapters_from_the_folders_it_was_told() -> None:
+    with LLM(num_blocks=300, lora_folders=[str(ADAPTERS)]) as llm:
+        assert answers(llm, LoRARequest("pirate", 1, str(ADAPTERS / "pirate"))) == ["Ahoy! 68 Arr!"]
+        assert llm.unload_lora_adapter("pirate") == 0

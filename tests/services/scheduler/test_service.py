@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import grpc.aio
+import httpx
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from services.scheduler import main
 from services.scheduler import status as status_module
@@ -65,6 +67,13 @@ class Bench:
     async def status(self) -> dict[str, admin_pb2.ServiceStatus]:
         async with calling(admin_of("scheduler", self.address)) as admin:
             return {s.id: s for s in (await admin.GetStatus(admin_pb2.GetStatusRequest())).services}
+
+    async def counted(self, name: str, label: str) -> dict[str, float]:
+        """A counter of its page, by the values of its only label."""
+        async with httpx.AsyncClient() as http:
+            page = (await http.get(f"http://{self.metrics}/metrics")).text
+        (family,) = [family for family in text_string_to_metric_families(page) if family.name == name]
+        return {sample.labels[label]: sample.value for sample in family.samples if sample.name == f"{name}_total"}
 
     async def until_idle(self, worker: str) -> None:
         """An ended sequence's blocks are given back with the last step that names its slot."""

@@ -58,7 +58,7 @@ DASHBOARDS = (
         "quire-request",
         "Quire: a request's time",
         "Which part of a request is slow, hop by hop.",
-        ("Where a request's time goes", "Until a token is back", "Frontends", "Resumable streams"),
+        ("Where a request's time goes", "Until a token is back", "Frontends", "Resumable streams", "Batches"),
     ),
     Dashboard(
         "quire-scheduler",
@@ -72,6 +72,7 @@ DASHBOARDS = (
             "KV on disk",
             "KV from worker to worker",
             "Speculative decoding",
+            "Adapters and weights",
         ),
     ),
     Dashboard(

@@ -109,6 +109,39 @@ ROWS: dict[str, list[Panel]] = {
             unit="bytes",
         ),
     ],
+    "Adapters and weights": [
+        curves(
+            "Adapters loaded",
+            [
+                Query(
+                    "sum by (outcome) (increase(quire_scheduler_adapter_loads_total[$__rate_interval]))", "{{outcome}}"
+                )
+            ],
+            text="By workers, those that take turns included. Lost: the worker was gone before it said how it went.",
+        ),
+        curves(
+            "Weight updates",
+            [
+                Query(
+                    "sum by (outcome) (increase(quire_scheduler_weight_updates_total[$__rate_interval]))", "{{outcome}}"
+                )
+            ],
+            text="Dropped: whoever asked has left, or another scheduler's workers refused.",
+        ),
+    ],
+    "Batches": [
+        curves(
+            "Requests of batches",
+            [Query("sum by (outcome) (rate(quire_frontend_batch_requests_total[$__rate_interval]))", "{{outcome}}")],
+            text="Lines of /v1/batches answered, a second.",
+            unit="reqps",
+        ),
+        curves(
+            "Batches ended",
+            [Query("sum by (status) (increase(quire_frontend_batches_ended_total[$__rate_interval]))", "{{status}}")],
+            text="Of /v1/batches. Failed: the file of requests was refused.",
+        ),
+    ],
     "Frontends": [
         curves(
             "Event loop delay",

@@ -66,16 +66,32 @@ async def begun(client: Any, content: bytes, endpoint: str = CHAT) -> Any:
     )
 
 
+async def until_counted(frontend: Running, counts: dict[str, float]) -> None:
+    """Batches by status, requests by outcome, those that are not 0. An end is counted when it is written, and a client
+    may read it before."""
+    names = ("quire_frontend_batches_ended_total", "quire_frontend_batch_requests_total")
+    found: dict[str, float] = {}
+    async with asyncio.timeout(60):
+        while found != counts:
+            found = {name: n for name, n in (await frontend.metrics()).items() if name.startswith(names) and n}
+
+
 async def answers(client: Any, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
 
 
 async def test_a_batch_answers_each_line_and_says_which_were_wrong(talking_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(2, temperature=9), line(3, max_tokens=2))
-    async with serving(talking_model, tmp_path) as (_, client, _script):
+    async with serving(talking_model, tmp_path) as (frontend, client, _script):
         batch = await begun(client, content)
         assert batch.status == "validating"
         batch = await ended(client, batch.id)
+        counts = {
+            "quire_frontend_batches_ended_total{status=completed}": 1.0,
+            "quire_frontend_batch_requests_total{outcome=completed}": 2.0,
+            "quire_frontend_batch_requests_total{outcome=failed}": 1.0,
+        }
+        await until_counted(frontend, counts)
         good, bad = [await answers(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
         listed = [one.id async for one in client.batches.list()]
     assert (batch.status, batch.endpoint, batch.metadata) == ("completed", CHAT, {"run": "1"})
@@ -92,8 +108,9 @@ async def test_a_batch_answers_each_line_and_says_which_were_wrong(talking_model
 
 async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(talking_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2, url="/v1/nowhere"), line(3, stream=True)) + b"{broken\n"
-    async with serving(talking_model, tmp_path) as (_, client, script):
+    async with serving(talking_model, tmp_path) as (frontend, client, script):
         batch = await ended(client, (await begun(client, content)).id)
+        await until_counted(frontend, {"quire_frontend_batches_ended_total{status=failed}": 1})
     assert batch.status == "failed"
     assert [(error.line, error.param) for error in batch.errors.data] == [
         (2, "custom_id"),

@@ -34,8 +34,10 @@ class Bench:
         file_id = self.files.keep(scratch, "", "in.jsonl", "batch").id
         made = self.batches.create("", "", endpoint=CHAT, input_file_id=file_id, metadata=None)
         batch = made.become("in_progress", 1, total=num_lines)
-        access, calls = Access([], FrontendMetrics("m", 100), time.monotonic), InnerCalls(self._break)
-        means = Means(self.files, self.batches, calls, access, places=self.places, looks=asyncio.Semaphore(1))
+        metrics, looks = FrontendMetrics("m", 100), asyncio.Semaphore(1)
+        access, calls = Access([], metrics, time.monotonic), InnerCalls(self._break)
+        stores = self.files, self.batches
+        means = Means(*stores, calls, access, places=self.places, looks=looks, metrics=metrics.batches)
         self.run = BatchRun(batch, means)
 
     async def _break(self, *_: Any) -> None:

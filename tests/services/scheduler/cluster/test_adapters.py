@@ -53,6 +53,11 @@ def offered(frontend: FrontendPeer) -> dict[str, bytes]:
     return {name: digests[32 * i : 32 * i + 32] for i, name in enumerate(frontend.view.adapters)}
 
 
+async def counted(bench: Bench) -> dict[str, float]:
+    """Orders to workers to load an adapter, by how they ended."""
+    return await bench.counted("quire_scheduler_adapter_loads", "outcome")
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
@@ -80,6 +85,7 @@ async def test_every_worker_has_it_before_it_is_offered(start: Start) -> None:
     await frontend.ended(0)
     assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=False)
     assert await listed(bench) == [("a", ONE, 2, 0, False)]
+    assert await counted(bench) == {"loaded": 2, "refused": 0, "lost": 0}
 
 
 async def test_what_one_worker_refuses_no_worker_keeps(start: Start) -> None:
@@ -91,6 +97,7 @@ async def test_what_one_worker_refuses_no_worker_keeps(start: Start) -> None:
     await until(lambda: first.ordered == ["load a", "unload a"])
     assert second.ordered == ["load a"]
     assert await listed(bench) == []
+    assert await counted(bench) == {"loaded": 1, "refused": 1, "lost": 0}
 
 
 async def test_workers_that_find_different_contents_are_told_apart(start: Start) -> None:
@@ -255,6 +262,7 @@ async def test_when_all_go_while_they_load_the_operator_hears_of_it(start: Start
     again = await worker(bench)
     assert await listed(bench) == []
     assert again.ordered == []
+    assert await counted(bench) == {"loaded": 0, "refused": 0, "lost": 1}
 
 
 async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:

@@ -186,6 +186,28 @@ async def test_a_scheduler_that_starts_anew_finds_its_workers_asleep(start: Star
     await until_state(bench, "w1", pb.STATE_READY)
 
 
+async def test_who_is_told_to_wake_before_its_workers_are_there_wakes_them(start: Start) -> None:
+    """An operator who repeats what a scheduler has died of may be faster than they are."""
+    bench = await start()
+    assert await wake(bench, "kv_cache") == []  # of which nobody knows yet whether it sleeps
+    assert await wake(bench) == []
+    first = await worker(bench, 0, asleep=BOTH, sleep_level=2)
+    await until(lambda: first.asleep == [])
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+    assert not (await bench.status())["s0"].asleep
+
+
+async def test_some_that_wakes_before_workers_are_there_leaves_them_as_they_are(start: Start) -> None:
+    bench = await start()
+    await wake(bench, "weights")
+    first = await worker(bench, 0, asleep=BOTH, sleep_level=2)
+    assert await wake(bench, "weights") == ["kv_cache"]
+    assert first.asleep == ["kv_cache"]
+
+
 async def test_weights_change_while_the_kv_sleeps(start: Start) -> None:
     bench = await start()
     peer = await worker(bench)

@@ -37,6 +37,11 @@ async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
     return await bench.worker(id=f"w{number}", **fields)
 
 
+async def counted(bench: Bench) -> dict[str, float]:
+    """Updates by how they ended."""
+    return await bench.counted("quire_scheduler_weight_updates", "outcome")
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
@@ -70,6 +75,7 @@ async def test_all_workers_stage_before_one_swaps(start: Start) -> None:
     assert (first.has_weights.version, first.has_weights.path) == ("one", "folder-one")
     status = await bench.status()
     assert {status[name].weight_version for name in ("s0", "w0", "w1")} == {"one"}
+    assert await counted(bench) == {"updated": 1, "failed": 0, "dropped": 0}
 
 
 async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
@@ -84,6 +90,7 @@ async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
     await begin(frontend, 0)
     await frontend.ended(0)
     assert frontend.weight_versions[0] == {"0"}
+    assert await counted(bench) == {"updated": 0, "failed": 1, "dropped": 0}
 
 
 async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) -> None:
@@ -168,6 +175,7 @@ async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start) -> None:
     peer.hold_orders.clear()
     await update(bench)
     assert peer.has_weights.version == "one"
+    assert await counted(bench) == {"updated": 1, "failed": 0, "dropped": 1}
 
 
 async def test_a_worker_that_comes_later_catches_up_before_it_gets_sequences(start: Start) -> None:

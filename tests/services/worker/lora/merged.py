@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.lora.test_loading import load, rig_of, unload
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
@@ -23,6 +25,20 @@ def check_side_by_side(made: Checkpoint, given: Mapping[str, Checkpoint]) -> Non
     for slot, merged in enumerate(given.values()):
         assert error(rig, merged, slot) < MAX_ERROR
         assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
+
+
+def check_over_a_quantized_base(
+    layout: str, folder: Path, new: Callable[[Checkpoint, Path], Checkpoint], **base: Any
+) -> None:
+    """Beside a sequence without it. `new`: an adapter of such a base, saved in a folder; `base`: what it is made of."""
+    quantized = layouts.make(layouts.LAYOUTS[layout], folder / "base", **base)
+    made = Checkpoint(quantized.folder, quantized.model)  # the model of what the weights are once they are widened
+    merged = new(made, folder / "a")
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
 
 
 def check_on_the_tape(

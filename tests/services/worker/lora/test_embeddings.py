@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_prompt_logprobs import asking, check, found
-from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
-from tests.services.worker.lora.merged import check_on_the_tape, check_side_by_side
+from tests.services.worker.lora.merged import (
+    check_on_the_tape,
+    check_over_a_quantized_base,
+    check_side_by_side,
+)
 from tests.services.worker.lora.peft_folders import bases, embedding, head
 from tests.services.worker.lora.test_loading import load, rig_of
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
@@ -56,14 +60,8 @@ def test_on_the_tape_and_while_it_runs(checkpoint: Make, tmp_path: Path) -> None
 
 
 def test_over_a_quantized_base(tmp_path: Path) -> None:
-    base = quantized.make(quantized.LAYOUTS["gptq"], tmp_path / "base")
-    made = Checkpoint(base.folder, base.model)
-    merged = peft_folders.save(made, tmp_path / "a", seed=1, more=[bases, embedding, head])
-    rig = Rig(made.folder, lora={"a": str(merged.folder)})
-    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
-    rig.step()
-    assert error(rig, merged, 0) < MAX_ERROR
-    assert error(rig, made, 1) < MAX_ERROR
+    new = partial(peft_folders.save, seed=1, more=[bases, embedding, head])
+    check_over_a_quantized_base("gptq", tmp_path, new)
 
 
 def test_an_output_head_in_dora(checkpoint: Make, tmp_path: Path) -> None:

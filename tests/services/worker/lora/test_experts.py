@@ -15,9 +15,12 @@ from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
-from tests.services.worker.lora.merged import check_on_the_tape, check_side_by_side
+from tests.services.worker.lora.merged import (
+    check_on_the_tape,
+    check_over_a_quantized_base,
+    check_side_by_side,
+)
 from tests.services.worker.lora.peft_folders import all_experts, each_expert
 from tests.services.worker.lora.test_embeddings import WEIGHTS, none
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
@@ -70,15 +73,8 @@ def test_parameters_that_have_inputs_first(checkpoint: Make, tmp_path: Path) -> 
 
 
 def test_over_quantized_experts(tmp_path: Path) -> None:
-    """Which were widened as they were loaded: `quantized.make` gives the model of what they are then."""
-    base = quantized.make(quantized.LAYOUTS["awq"], tmp_path / "base", family="mixtral", hidden_size=128)
-    made = Checkpoint(base.folder, base.model)
-    merged = peft_folders.save(made, tmp_path / "a", seed=1, more=[each_expert])
-    rig = Rig(made.folder, lora={"a": str(merged.folder)})
-    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
-    rig.step()
-    assert error(rig, merged, 0) < MAX_ERROR
-    assert error(rig, made, 1) < MAX_ERROR
+    new = partial(peft_folders.save, seed=1, more=[each_expert])
+    check_over_a_quantized_base("awq", tmp_path, new, family="mixtral", hidden_size=128)
 
 
 def square(tmp_path: Path) -> Checkpoint:

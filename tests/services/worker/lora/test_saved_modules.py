@@ -17,9 +17,12 @@ from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_prompt_logprobs import asking, check, found
-from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
-from tests.services.worker.lora.merged import check_on_the_tape, check_side_by_side
+from tests.services.worker.lora.merged import (
+    check_on_the_tape,
+    check_over_a_quantized_base,
+    check_side_by_side,
+)
 from tests.services.worker.lora.peft_folders import embedding, head, whole_embedding, whole_head
 from tests.services.worker.lora.test_embeddings import WEIGHTS, none
 from tests.services.worker.lora.test_loading import load, rig_of
@@ -87,14 +90,7 @@ def test_in_bfloat16_logits_are_as_near_as_the_models_own(checkpoint: Make, tmp_
 
 
 def test_over_a_quantized_base(tmp_path: Path) -> None:
-    base = quantized.make(quantized.LAYOUTS["gptq"], tmp_path / "base")
-    made = Checkpoint(base.folder, base.model)
-    merged = save(made, tmp_path / "a")
-    rig = Rig(made.folder, lora={"a": str(merged.folder)})
-    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
-    rig.step()
-    assert error(rig, merged, 0) < MAX_ERROR
-    assert error(rig, made, 1) < MAX_ERROR
+    check_over_a_quantized_base("gptq", tmp_path, save)
 
 
 def test_log_probabilities_of_prompts(checkpoint: Make, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""`LoRARequest`: a prompt's adapter, which is loaded when it is first named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.client import Client
+from quire.requests import Options, one_each
+from shared.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """As vLLM's users write it: LoRARequest("sql", 1, "/adapters/sql").
+
+    The name says which adapter it is, to the whole cluster; the number is vLLM's and says nothing here. The folder is
+    one that workers read: absolute, or relative to one of their lora_folders; empty: the adapter is there already.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lora_name:
+            raise InvalidArgument("lora_name: a LoRARequest needs one, not ''", field="lora_name")
+
+
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
+"""For all prompts, or for each its own; None: the model without any."""
+
+
+class LoadedAdapters:
+    """What one program asks of a cluster's adapters, with the folders that it has had them loaded from."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._paths: dict[str, str] = {}
+
+    def load(self, name: str, path: str, *, replace: bool) -> int:
+        count = self._client.load_adapter(name, path, replace=replace)
+        self._paths[name] = path
+        return count
+
+    def unload(self, name: str) -> int:
+        self._paths.pop(name, None)
+        return self._client.unload_adapter(name)
+
+    def options(self, asked: LoRARequests, count: int) -> list[Options] | None:
+        """Of `count` prompts, once the adapters that they name are there. Raises QuireError."""
+        if asked is None:
+            return None
+        each = [asked] * count if isinstance(asked, LoRARequest) else one_each(asked, count, "lora_request")
+        named = dict.fromkeys(request for request in each if request is not None)
+        self._have([request for request in named if request.lora_path])
+        return [Options(model=request.lora_name if request else "") for request in each]
+
+    def _have(self, requests: Sequence[LoRARequest]) -> None:
+        there = self._names() if requests else set[str]()
+        for request in requests:
+            name, path = request.lora_name, request.lora_path
+            if name not in there:
+                self._load_or_find(name, path)
+                there.add(name)
+            elif self._paths.get(name, path) != path:
+                text = f"lora_path: {name!r} was loaded from {self._paths[name]!r}, not from {path!r}"
+                raise InvalidArgument(f"{text}: load_lora_adapter(..., load_inplace=True)", field="lora_path")
+
+    def _load_or_find(self, name: str, path: str) -> None:
+        try:
+            self.load(name, path, replace=False)
+        except InvalidArgument:
+            if name not in self._names():  # another program may have been faster
+                raise
+
+    def _names(self) -> set[str]:
+        return {model.name for model in self._client.models() if model.adapter_of}

@@ -1,0 +1,166 @@
+"""A worker or the scheduler is killed amid what an operator does to all workers: sleep, waking, other weights. The call
+ends, done or with an error; asked again it is done; no stream loses a token, or has one of other weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from quire import LLMEngine, SamplingParams, bundled
+from quire.client import Client
+from quire.cluster import Cluster
+from shared.errors import Unavailable
+from shared.pb.admin.v1 import admin_pb2
+from tests.chaos.conftest import FRONTEND, WORKER, Said, leaves_nothing_behind
+from tests.chaos.held import held_up, until_read
+from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.test_workers import pid
+from tests.e2e.conftest import running_cluster
+from tests.e2e.operations.test_weights import folder_of, shake
+from tests.waiting import until
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
+SHORT = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+ALL = ["kv_cache", "weights"]
+PATIENCE_S = 120.0  # processes start anew
+
+
+class Operated:
+    """A cluster of two workers, which wait at the pipe before they read weights, while that is there."""
+
+    def __init__(self, cluster: Cluster, client: Client, pipe: Path) -> None:
+        self.cluster, self.client, self._pipe = cluster, client, pipe
+
+    def workers(self) -> list[admin_pb2.ServiceStatus]:
+        return [one for one in self.client.status() if one.role == admin_pb2.ROLE_WORKER]
+
+    def scheduler_state(self) -> admin_pb2.State:
+        (found,) = [one for one in self.client.status() if one.role == admin_pb2.ROLE_SCHEDULER]
+        return found.state
+
+    async def until_both(self, holds: Callable[[admin_pb2.ServiceStatus], bool]) -> None:
+        await asyncio.to_thread(until, lambda: [holds(one) for one in self.workers()] == [True, True], PATIENCE_S)
+
+    async def kill_amid(self, victim: str, operation: Callable[[], object]) -> object:
+        """Both workers are reading weights for it by then. What it gave, or Unavailable."""
+        os.mkfifo(self._pipe)
+        operating = asyncio.ensure_future(asyncio.to_thread(operation))
+        writer = await until_read(self._pipe, pid(self.cluster, "worker-0"), pid(self.cluster, "worker-1"))
+        os.unlink(self._pipe)  # for whoever comes
+        os.kill(pid(self.cluster, victim), signal.SIGKILL)
+        os.close(writer)
+        return await outcome(operating)
+
+    async def kill_before_it_can_end(self, victim: str, operation: Callable[[], object]) -> object:
+        """It cannot end while a worker stands still. What it gave, or Unavailable."""
+        standing = pid(self.cluster, "worker-0")
+        os.kill(standing, signal.SIGSTOP)
+        operating = asyncio.ensure_future(asyncio.to_thread(operation))
+        begun = (admin_pb2.STATE_PAUSED, admin_pb2.STATE_ASLEEP)  # the latter where the silent worker is given up
+        await asyncio.to_thread(until, lambda: self.scheduler_state() in begun, PATIENCE_S)
+        os.kill(pid(self.cluster, victim), signal.SIGKILL)
+        if victim != "worker-0":
+            os.kill(standing, signal.SIGCONT)
+        return await outcome(operating)
+
+
+async def outcome(operating: asyncio.Future[object]) -> object:
+    try:
+        return await operating
+    except Unavailable as error:
+        return error
+
+
+async def until_done(operation: Callable[[], object]) -> None:
+    """Asked again while a scheduler starts, or a worker is brought to where the others are."""
+
+    def is_done() -> bool:
+        try:
+            operation()
+        except Unavailable:
+            return False
+        return True
+
+    await asyncio.to_thread(until, is_done, PATIENCE_S)
+
+
+@pytest.fixture
+def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
+    """The bundled model in a folder whose weights are found by an index, which Python reads, and others beside it."""
+    folders = tmp_path / "folders"
+    shutil.copytree(bundled.FOLDER, folders / "model")
+    folder_of(folders / "step-1", shake(1))
+    for folder in (folders / "model", folders / "step-1"):
+        (file,) = folder.glob("*.safetensors")
+        index = {"weight_map": dict.fromkeys(load_file(file), file.name)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    pipe = held_up(tmp_path, f"path.startswith({str(folders.resolve())!r}) and path.endswith('.index.json')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    worker = WORKER | {"weights_folders": [str(folders)]}
+    # Heartbeats are the usual ones: a worker that is stopped is to be killed before it is given up.
+    with running_cluster(workers=2, model=str(folders / "model"), worker=worker, frontend=FRONTEND) as cluster:
+        with Client(cluster.grpc_address) as client:
+            yield Operated(cluster, client, pipe)
+        leaves_nothing_behind(cluster)
+
+
+def told(model: Path) -> list[int]:
+    """By an engine that has begun with these weights."""
+    with LLMEngine(str(model), threads=1, num_blocks=100) as engine:
+        return list(engine.generate(PROMPT, SHORT)[0].outputs[0].token_ids)
+
+
+async def say_what_they_always_say(crowd: Crowd, undisturbed: dict[str, Said]) -> None:
+    await crowd.finished()
+    assert crowd.errors == []
+    assert same(crowd, undisturbed["greedy"])
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+async def test_somebody_is_killed_while_workers_fall_asleep_and_while_they_wake(
+    operated: Operated, undisturbed: dict[str, Said], victim: str
+) -> None:
+    client = operated.client
+    crowd = Crowd(operated.cluster.grpc_address, greedy)
+    await crowd.talking()
+    slept = await operated.kill_before_it_can_end(victim, lambda: client.sleep(2))
+    assert victim == "scheduler-0" or not isinstance(slept, Unavailable)
+    await until_done(lambda: client.sleep(2))
+    await operated.until_both(lambda worker: list(worker.asleep) == ALL)
+    woken = await operated.kill_amid(victim, client.wake_up)
+    assert isinstance(woken, Unavailable) if victim == "scheduler-0" else woken == []
+    await until_done(client.wake_up)
+    await operated.until_both(lambda worker: not worker.asleep and worker.state == admin_pb2.STATE_READY)
+    await say_what_they_always_say(crowd, undisturbed)
+    assert not client.is_sleeping()
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+async def test_somebody_is_killed_while_weights_change(
+    operated: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
+) -> None:
+    """Then none has changed: the streams that go on have the old ones, to their ends."""
+    client = operated.client
+    crowd = Crowd(operated.cluster.grpc_address, greedy)
+    await crowd.talking()
+    changed = await operated.kill_amid(victim, lambda: client.update_weights_from_disk("step-1", "one", "keep"))
+    assert isinstance(changed, Unavailable)
+    await say_what_they_always_say(crowd, undisturbed)
+    assert client.generate(PROMPT, SHORT)[0].weight_version == "0"
+    await until_done(lambda: client.update_weights_from_disk("step-1", "two", "keep"))
+    await operated.until_both(lambda worker: worker.weight_version == "two")
+    await asyncio.to_thread(until, lambda: client.generate(PROMPT, SHORT)[0].weight_version == "two")
+    wanted = await asyncio.to_thread(told, tmp_path / "folders" / "step-1")
+    for _ in range(2):  # on either worker
+        (after,) = client.generate(PROMPT, SHORT)
+        assert (after.weight_version, after.outputs[0].token_ids) == ("two", wanted)

@@ -1,0 +1,70 @@
+"""An engine inside of a program, without sockets: each feature gives a cluster's answer, and forms are heeded by
+whichever library makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+import kernels.cpu
+from quire import LLMEngine
+from quire.cluster import Cluster
+from services.worker.structured.backends import libraries
+from shared.errors import InvalidArgument
+from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question
+from tests.matrix.features import FORMS, REQUESTS, params
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NOT_TAKEN = {
+    XGRAMMAR: {},
+    OUTLINES_CORE: {"json_schema": "does not keep to 'm", "structural_tag": "takes no structural_tag"},
+    LM_FORMAT_ENFORCER: {"json_schema": "does not keep to 'm", "structural_tag": "takes no structural_tag"},
+}
+
+
+@contextmanager
+def engine(**settings: object) -> Iterator[LLMEngine]:
+    with LLMEngine(num_blocks=2000, threads=1, **settings) as made:
+        yield made
+
+
+def answers(made: LLMEngine, questions: Mapping[str, Question]) -> dict[str, Answer]:
+    """All at once."""
+    found: dict[str, Answer] = {}
+    for name, one in questions.items():
+        made.add_request(name, one.prompt, one.params, options=one.options)
+    while made.has_unfinished_requests():
+        for output in made.step():
+            if output.finished:
+                found[output.request_id] = output
+    return found
+
+
+@pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
+def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
+    questions = {name: question(prompts(cluster)[0], name) for name in REQUESTS}
+    with engine() as made:
+        found = answers(made, questions)
+    for name, whole in ask_now(cluster, questions).items():
+        assert_same(found[name], whole, name)
+
+
+@pytest.mark.parametrize("library", NOT_TAKEN)
+def test_forms_are_heeded_whichever_library_makes_them(cluster: Cluster, library: str) -> None:
+    if not libraries.is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    prompt, refused = prompts(cluster)[0], NOT_TAKEN[library]
+    with engine(structured_output_backend=library) as made:
+        for name, text in refused.items():
+            with pytest.raises(InvalidArgument, match=text):
+                made.add_request(name, prompt, params(name))
+        found = answers(made, {name: question(prompt, name) for name in FORMS if name not in refused})
+    for name, result in found.items():
+        assert not isinstance(result, Exception)
+        assert result.error is None
+        for sample in result.outputs:
+            REQUESTS[name].check(sample, result, params(name))
