@@ -97,6 +97,10 @@ def _pooled(**entry: Schema) -> Schema:
     )
 
 
+VECTORS = _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]})
+CLASSES = _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT)
+SCORES = _pooled(object=TEXT, score=NUMBER)
+
 VERSIONS = ("", "/versions/{version}")
 _TEXT_OUTPUT = _object(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, _list(TEXT)]})
 OF_MODELS: Mapping[str, Schema] = {
@@ -114,17 +118,17 @@ ANSWERS: Mapping[str, Schema] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
-    "/v1/embeddings": _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]}),
+    "/v1/embeddings": VECTORS,
     "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), _list(_list(NUMBER)), TEXT]}),
-    "/classify": _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT),
-    "/score": _pooled(object=TEXT, score=NUMBER),
-    "/v1/score": _pooled(object=TEXT, score=NUMBER),
+    "/classify": CLASSES,
+    "/score": SCORES,
+    "/v1/score": SCORES,
     "/rerank": RANKED,
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
     "/v1/embed": EMBEDDED,
     "/v2/embed": EMBEDDED,
-    "/invocations": {"anyOf": [CHAT, COMPLETION]},
+    "/invocations": {"anyOf": [CHAT, COMPLETION, VECTORS, CLASSES, SCORES, RANKED]},
     "/v1/responses": _object(
         id=TEXT,
         object={"const": "response"},

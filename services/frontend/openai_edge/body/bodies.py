@@ -5,13 +5,21 @@ from __future__ import annotations
 from array import array
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
 IGNORED = frozenset({
@@ -203,14 +211,28 @@ class PooledBody(Body):
     kv_priority: Literal["low", "normal", "high"] = "normal"
 
 
-class EmbeddingBody(PooledBody):
-    """POST /v1/embeddings"""
+class InputBody(PooledBody):
+    """Of the calls that take whatever a prompt may be."""
 
     input: PromptField
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_messages(cls, sent: Any) -> Any:
+        """Who sends a conversation reads that, and not that another field is missing."""
+        if isinstance(sent, dict) and sent.get("messages") is not None and "input" not in sent:
+            raise Unimplemented("messages is not offered by this call; send texts or tokens as input", field="messages")
+        return sent
+
+
+class EmbeddingBody(InputBody):
+    """POST /v1/embeddings"""
+
     encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
     dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
     pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
     normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
+    use_activation: bool | None = Field(None, description="vLLM's name of normalize")
     prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
 
 
@@ -223,19 +245,20 @@ class PoolingBody(EmbeddingBody):
     step_tag_id: int | None = Field(None, description="with pooler step: the token that has a vector")
 
 
-class ClassifyBody(PooledBody):
+class ClassifyBody(InputBody):
     """POST /classify"""
-
-    input: PromptField
 
 
 class ScoreBody(PooledBody):
     """POST /score: one text beside all others, or each beside one."""
 
-    queries: str | list[str] | None = Field(None, description="also as text_1")
-    documents: str | list[str] | None = Field(None, description="also as text_2")
+    queries: str | list[str] | None = Field(None, description="also as text_1 or data_1")
+    documents: str | list[str] | None = Field(None, description="also as items, text_2 or data_2")
+    items: str | list[str] | None = None
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
 
 
 class RerankBody(PooledBody):

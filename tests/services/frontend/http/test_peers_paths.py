@@ -104,8 +104,32 @@ async def test_invocations_are_chats_or_completions(frontend: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["hi", "you"]}),
+        ("/score", {"queries": "hi", "documents": ["you", "me"]}),
+        ("/score", {"text_1": "hi", "text_2": ["you", "me"]}),
+        ("/score", {"data_1": "hi", "data_2": ["you", "me"]}),
+        ("/score", {"queries": "hi", "items": ["you", "me"]}),
+        ("/rerank", {"query": "hi", "documents": ["you", "me"], "top_n": 1}),
+    ],
+)
+async def test_invocations_read_texts_as_well(frontend: Running, path: str, body: Any) -> None:
+    status, answer = await post(frontend, "/invocations", body)
+    _, same = await post(frontend, path, body)
+    assert status == 200
+    told = "results" if path == "/rerank" else "data"
+    assert answer[told] == same[told]
+    assert answer.keys() == same.keys()
+
+
+@pytest.mark.parametrize(
     ("body", "field"),
     [
+        ({"input": 5}, "input"),
+        ({"input": "hi", "nonsense": 1}, "nonsense"),
+        ({"query": "hi"}, "documents"),
+        ({"queries": "hi"}, "documents"),
         ({"messages": "hi"}, "messages"),
         ({"messages": []}, "messages"),
         ({**COMPLETION, "n": 0}, "n"),
