@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
@@ -48,10 +49,10 @@ class OutputConfig(BaseModel):
 class CountBody(BaseModel):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, NOT_OFFERED))
 
     model: str = ""
-    messages: list[MessageBody]
+    messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -72,7 +73,7 @@ class CountBody(BaseModel):
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
-    max_tokens: int
+    max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: list[str] | None = None
     stream: bool = False
     temperature: float | None = None

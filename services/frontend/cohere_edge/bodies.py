@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -18,7 +19,7 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(BaseModel):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(not_offered=NOT_OFFERED))
 
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1)

@@ -14,6 +14,7 @@ from services.frontend.http.router import built
 
 Schema = dict[str, Any]
 
+LENIENT = "Numbers and booleans may stand in bodies as text, and booleans in place of numbers."
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
 HTTP_METHODS = ("get", "post", "delete")
 
@@ -165,7 +166,11 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
     def openapi() -> Schema:
         if app.openapi_schema is None:
             app.openapi_schema = get_openapi(
-                title=app.title, version=app.version, routes=[*map(built, app.routes)], servers=app.servers
+                title=app.title,
+                version=app.version,
+                description=LENIENT,
+                routes=[*map(built, app.routes)],
+                servers=app.servers,
             )
             for path, operations in app.openapi_schema["paths"].items():
                 own = (error for prefix, error in own_errors.items() if path.startswith(prefix))

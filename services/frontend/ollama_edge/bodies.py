@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from shared.errors import InvalidArgument, Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
@@ -33,7 +34,7 @@ HARMLESS_OPTIONS: Mapping[str, Any] = {
 class Options(BaseModel):
     """How to choose tokens; what is left out is the model's own recommendation."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED_OPTIONS, HARMLESS_OPTIONS))
 
     temperature: float | None = None
     top_k: int | None = None
@@ -59,7 +60,7 @@ class Options(BaseModel):
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, NOT_OFFERED))
 
     model: str = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
@@ -112,7 +113,7 @@ class EmbedBody(Body):
 
     input: str | list[str]
     truncate: bool = True
-    dimensions: int | None = None
+    dimensions: int | None = Field(None, json_schema_extra={"minimum": 1})
 
 
 class EmbeddingsBody(Body):

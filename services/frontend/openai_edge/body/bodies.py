@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
@@ -35,6 +36,8 @@ IGNORED = frozenset({
     "user",
     "verbosity",
 })  # fmt: skip
+
+NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # what the document says of lists that are refused elsewhere if they are
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -60,7 +63,7 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, ASKS))
 
     model: ModelField = ""
 
@@ -115,7 +118,7 @@ class GenerationBody(Body, PlainFields):
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
         None, description="of packages installed beside the workers: name to arguments"
     )
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(None, json_schema_extra=NOT_EMPTY)
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
     use_beam_search: bool = Field(default=False, description="the n most likely answers, found with n beams")
@@ -181,7 +184,7 @@ class ChatOptions(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=NOT_EMPTY)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
 
@@ -189,13 +192,15 @@ class ChatOptions(GenerationBody):
 class ChatBody(ChatOptions):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(json_schema_extra=NOT_EMPTY)
 
 
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
+    messages: list[list[dict[str, Any]]] = Field(
+        description="conversations, each of which is answered once", json_schema_extra=NOT_EMPTY
+    )
 
 
 class PooledBody(Body):
@@ -229,7 +234,9 @@ class EmbeddingBody(InputBody):
     """POST /v1/embeddings"""
 
     encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
-    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
+    dimensions: int | None = Field(
+        None, description="only the first so many elements, normalised again", json_schema_extra={"minimum": 1}
+    )
     pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
     normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
     use_activation: bool | None = Field(None, description="vLLM's name of normalize")
@@ -265,7 +272,7 @@ class RerankBody(PooledBody):
     """POST /rerank, as Jina and Cohere have it"""
 
     query: str
-    documents: list[str]
+    documents: list[str] = Field(json_schema_extra=NOT_EMPTY)
     top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
     return_documents: bool = True
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
@@ -46,7 +47,7 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, NOT_OFFERED))
 
     model: ModelField = ""
     input: str | list[dict[str, Any]]
@@ -81,7 +82,9 @@ class ResponsesBody(PlainFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = Field(None, description="of built-in tools, which this server has none of")
+    max_tool_calls: int | None = Field(
+        None, description="of built-in tools, which this server has none of", json_schema_extra={"minimum": 1}
+    )
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -82,6 +82,16 @@ async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
         assert message.startswith("the body: Input should be a valid dictionary")
 
 
+async def test_null_is_no_body(frontend: Running) -> None:
+    """Nor one without fields, which asks of Ollama that the model be loaded."""
+    told = "the body: Input should be a valid dictionary"
+    for path in ("/api/chat", "/api/generate", "/api/show"):
+        assert (await post_raw(frontend, path, b"null"))["error"].startswith(told)
+        assert (await post(frontend, path, {}))[0] == 200
+    for path in ("/v1/completions", "/v1/messages"):
+        assert (await post_raw(frontend, path, b" null "))["error"]["message"].startswith(told)
+
+
 async def post_raw(frontend: Running, path: str, body: bytes) -> Any:
     answer = await frontend.http.post(path, content=body)
     assert answer.status_code == 400
