@@ -15,6 +15,7 @@ IGNORED = frozenset({
     "user_profile_id", "workspace_id",
 })  # fmt: skip
 NOT_OFFERED = frozenset({"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"})
+NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
@@ -49,7 +50,7 @@ class OutputConfig(BaseModel):
 class CountBody(BaseModel):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, NOT_OFFERED))
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: str = ""
     messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
@@ -63,7 +64,7 @@ class CountBody(BaseModel):
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""
         for name, value in (self.model_extra or {}).items():
-            if name in NOT_OFFERED and value not in (None, [], {}):
+            if name in NOT_OFFERED and value not in NOTHING:
                 reason = THREAD if name == "thread" else ""
                 raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
             if name not in IGNORED | NOT_OFFERED:

@@ -190,7 +190,7 @@ def _complete(responses: Schema, path: str, error: Schema) -> None:
     responses.pop(UNSENT, None)
     if path in ANSWERS:
         other = "application/x-ndjson" if path in LINES else BYTES if path in TENSORS else EVENTS
-        text = {"schema": {"type": "string"}}
+        text: Schema = {} if other == EVENTS else {"schema": {"type": "string"}}  # each event has a shape of its own
         responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, other: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

@@ -63,9 +63,10 @@ class LateRoute(BaseRoute):
 
 
 def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """That a call's path is served by, whichever it came with."""
-    there = (built(route) for route in routes if route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in there for method in getattr(route, "methods", None) or ()})
+    """That a call's path is served by, whichever it came with; where several paths of routes fit it, the first's."""
+    there = [built(route) for route in routes if route.matches(scope)[0] is not Match.NONE]
+    same = (route for route in there if getattr(route, "path", None) == getattr(there[0], "path", None))
+    return sorted({method for route in same for method in getattr(route, "methods", None) or ()})
 
 
 def built(route: BaseRoute) -> BaseRoute:

@@ -18,7 +18,7 @@ from pydantic import (
 from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
-from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
+from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -63,7 +63,7 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, ASKS))
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, HARMLESS))
 
     model: ModelField = ""
 
@@ -71,7 +71,7 @@ class Body(BaseModel):
         """A misspelled field would otherwise be a silent default."""
         extra = self.model_extra or {}
         for name in extra:
-            if name not in IGNORED and name not in ASKS:
+            if name not in IGNORED and name not in HARMLESS:
                 raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
         refuse_not_offered(extra)
 

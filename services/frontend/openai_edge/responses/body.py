@@ -21,6 +21,7 @@ IGNORED = frozenset({
 NOT_OFFERED = frozenset({
     "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
+NOTHING: tuple[Any, ...] = (None, False, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
 
@@ -47,7 +48,7 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, NOT_OFFERED))
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: ModelField = ""
     input: str | list[dict[str, Any]]
@@ -97,7 +98,7 @@ class ResponsesBody(PlainFields):
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""
         for name, value in (self.model_extra or {}).items():
-            if name in NOT_OFFERED and value not in (None, False, [], {}):
+            if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server", field=name)
             if name not in IGNORED | NOT_OFFERED:
                 raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)

@@ -132,6 +132,7 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
         ("/v1/files", "GET, POST"),
         ("/v1/completions", "POST"),
         ("/v1/messages", "POST"),
+        ("/v1/responses/input_tokens", "POST"),  # and not those of /v1/responses/ID, which it fits as well
         ("/health", "GET, HEAD"),
     ],
 )
