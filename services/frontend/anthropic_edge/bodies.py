@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
@@ -14,6 +15,7 @@ IGNORED = frozenset({
     "user_profile_id", "workspace_id",
 })  # fmt: skip
 NOT_OFFERED = frozenset({"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"})
+NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
@@ -48,10 +50,10 @@ class OutputConfig(BaseModel):
 class CountBody(BaseModel):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: str = ""
-    messages: list[MessageBody]
+    messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -62,7 +64,7 @@ class CountBody(BaseModel):
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""
         for name, value in (self.model_extra or {}).items():
-            if name in NOT_OFFERED and value not in (None, [], {}):
+            if name in NOT_OFFERED and value not in NOTHING:
                 reason = THREAD if name == "thread" else ""
                 raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
             if name not in IGNORED | NOT_OFFERED:
@@ -72,7 +74,7 @@ class CountBody(BaseModel):
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
-    max_tokens: int
+    max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: list[str] | None = None
     stream: bool = False
     temperature: float | None = None

@@ -22,9 +22,20 @@ class Room:
         """Characters."""
         return self.max_model_len * self.longest_token
 
-    def cut(self, text: str) -> str:
-        """Of a text whose first tokens alone will be read."""
-        return text[: self.most] if self.max_model_len else text
+    def cut(self, text: str, side: str = "right") -> str:
+        """Of a text whose first tokens alone will be read, or, cut at its left side, the last."""
+        too_many = len(text) - self.most if self.max_model_len else 0
+        if too_many <= 0:
+            return text
+        return text[too_many:] if side == "left" else text[: self.most]
+
+    def cut_pair(self, first: str, second: str, side: str) -> tuple[str, str]:
+        """The same of two texts side by side."""
+        first, second = self.cut(first, side), self.cut(second, side)
+        too_many = len(first) + len(second) - self.most if self.max_model_len else 0
+        if too_many <= 0:
+            return first, second
+        return (first[too_many:], second) if side == "left" else (first, second[: self.most - len(first)])
 
     def check(self, characters: int, *, is_text: bool) -> None:
         """Of a text, or, at least, of a conversation. Raises InvalidArgument."""

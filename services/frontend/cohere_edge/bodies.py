@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from shared.errors import InvalidArgument, Unimplemented
 
 NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
+NOTHING: tuple[Any, ...] = (None, [])  # what does not ask for it
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -18,7 +20,7 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(BaseModel):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(not_offered=dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1)
@@ -38,7 +40,7 @@ class CohereEmbedBody(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name not in NOT_OFFERED:
                 raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
-            if value not in (None, []):
+            if value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server; send texts", field=name)
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")

@@ -23,6 +23,7 @@ from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.resumable import Resumable
 from services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
 from services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
+from services.frontend.openai_edge.routes.invocation_routes import InvocationRoutes
 from services.frontend.openai_edge.routes.model_routes import ModelRoutes
 from services.frontend.openai_edge.routes.operation_routes import OperationRoutes
 from services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
@@ -95,12 +96,15 @@ class HttpPort:
         resumable = Resumable(core.streams)
         store = ResponseStore(self._settings.response_store_mb * 2**20)
         card = ModelCard(str(model.config.get("model_type", "")), model.identity.fingerprint)
+        generation = GenerationRoutes(*parts, resumable=resumable)
+        pooling = PoolingRoutes(core.generator, model.processor, core.catalogue, bounds)
         routes = (
-            GenerationRoutes(*parts, resumable=resumable),
+            generation,
             resumable,
             MessageRoutes(*parts),
             ResponseRoutes(*parts, store=store, resumable=resumable),
-            PoolingRoutes(core.generator, model.processor, core.catalogue, bounds),
+            pooling,
+            InvocationRoutes(generation, pooling, bounds),
             CohereRoutes(core.generator, core.catalogue, model.reader.texts, bounds),
             OllamaRoutes(*parts, card=card),
             SglangRoutes(core.generator, model.tokenizer, bounds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import NamedTuple
 
 from fastapi import FastAPI
@@ -25,7 +26,7 @@ from services.frontend.http.load_header import Load, LoadHeader
 from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
 from services.frontend.http.own_paths import OwnPaths, as_own
 from services.frontend.http.protocol import Entrance
-from services.frontend.http.router import Router
+from services.frontend.http.router import Router, methods
 from services.frontend.kserve_edge import routes as kserve_routes
 from services.frontend.offline import routes as offline
 from services.frontend.offline.inner_calls import AsCaller
@@ -128,9 +129,12 @@ def _words_of(path: str) -> Words | None:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What no route has answered: a path or a method that is not there."""
     words = _words_of(request.url.path)
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
+        allowed = ", ".join(methods(request.app.routes, request.scope))
+        error = HTTPException(error.status_code, error.detail, {**(error.headers or {}), "Allow": allowed})
     if words is None:
         return await errors.on_http_exception(request, error)
-    assert isinstance(error, HTTPException)
     answer = words.of_status(error.status_code, errors.of_route(request, error))
     answer.headers.update(error.headers or {})
     return answer

@@ -24,6 +24,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 CONTENT_TYPE = b"content-type"
 PLAIN = "identity"
 CLIENT_GONE = 499  # nobody reads it
+UNREAD = object()  # in place of a document, which may be null
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 # Of a request and the number of its body's bytes: how many of them, the first ones, are JSON. None: its headers do not
 # say that others follow. Raises InvalidArgument.
@@ -52,7 +53,7 @@ class ReadRequest(Request):
         self._ids = None if ids_begin is None else long_ids.unpacked(memoryview(body)[ids_begin:])
         body = body if ids_begin is None else body[:ids_begin]
         self._bytes = body
-        self._document: Any = None
+        self._document: Any = UNREAD
         self._error = error
 
     async def body(self) -> bytes:
@@ -62,7 +63,7 @@ class ReadRequest(Request):
         """FastAPI has words for what is no JSON."""
         if self._error is not None:
             raise self._error
-        return json.loads(self._bytes) if self._document is None else self._document
+        return json.loads(self._bytes) if self._document is UNREAD else self._document
 
     def parse(self) -> Any:
         """None, and json() will say why, if it is no JSON. InvalidArgument for what FastAPI has no words for."""

@@ -14,6 +14,7 @@ from services.frontend.http.router import built
 
 Schema = dict[str, Any]
 
+LENIENT = "Numbers and booleans may stand in bodies as text, and booleans in place of numbers."
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
 HTTP_METHODS = ("get", "post", "delete")
 
@@ -97,6 +98,10 @@ def _pooled(**entry: Schema) -> Schema:
     )
 
 
+VECTORS = _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]})
+CLASSES = _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT)
+SCORES = _pooled(object=TEXT, score=NUMBER)
+
 VERSIONS = ("", "/versions/{version}")
 _TEXT_OUTPUT = _object(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, _list(TEXT)]})
 OF_MODELS: Mapping[str, Schema] = {
@@ -114,17 +119,17 @@ ANSWERS: Mapping[str, Schema] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
-    "/v1/embeddings": _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]}),
+    "/v1/embeddings": VECTORS,
     "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), _list(_list(NUMBER)), TEXT]}),
-    "/classify": _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT),
-    "/score": _pooled(object=TEXT, score=NUMBER),
-    "/v1/score": _pooled(object=TEXT, score=NUMBER),
+    "/classify": CLASSES,
+    "/score": SCORES,
+    "/v1/score": SCORES,
     "/rerank": RANKED,
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
     "/v1/embed": EMBEDDED,
     "/v2/embed": EMBEDDED,
-    "/invocations": {"anyOf": [CHAT, COMPLETION]},
+    "/invocations": {"anyOf": [CHAT, COMPLETION, VECTORS, CLASSES, SCORES, RANKED]},
     "/v1/responses": _object(
         id=TEXT,
         object={"const": "response"},
@@ -161,7 +166,11 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
     def openapi() -> Schema:
         if app.openapi_schema is None:
             app.openapi_schema = get_openapi(
-                title=app.title, version=app.version, routes=[*map(built, app.routes)], servers=app.servers
+                title=app.title,
+                version=app.version,
+                description=LENIENT,
+                routes=[*map(built, app.routes)],
+                servers=app.servers,
             )
             for path, operations in app.openapi_schema["paths"].items():
                 own = (error for prefix, error in own_errors.items() if path.startswith(prefix))
@@ -181,7 +190,7 @@ def _complete(responses: Schema, path: str, error: Schema) -> None:
     responses.pop(UNSENT, None)
     if path in ANSWERS:
         other = "application/x-ndjson" if path in LINES else BYTES if path in TENSORS else EVENTS
-        text = {"schema": {"type": "string"}}
+        text: Schema = {} if other == EVENTS else {"schema": {"type": "string"}}  # each event has a shape of its own
         responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, other: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

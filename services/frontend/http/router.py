@@ -3,7 +3,7 @@ anything else at a frontend's start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,13 @@ class LateRoute(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.built.handle(scope, receive, send)
+
+
+def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """That a call's path is served by, whichever it came with; where several paths of routes fit it, the first's."""
+    there = [built(route) for route in routes if route.matches(scope)[0] is not Match.NONE]
+    same = (route for route in there if getattr(route, "path", None) == getattr(there[0], "path", None))
+    return sorted({method for route in same for method in getattr(route, "methods", None) or ()})
 
 
 def built(route: BaseRoute) -> BaseRoute:

@@ -291,20 +291,22 @@ class InputProcessor:
         keep = prompt_limits.num_kept(request, max_model_len)
         if isinstance(prompt, TokenPrompt) and keep is None:
             prompt_limits.check_length(len(prompt.token_ids), max_model_len, goes_on=False)
-        cut = keep is not None and request.truncation_side == "right"
-        room = Room(max_model_len if cut else 0, self._tokenizer.longest_token)
+        side = request.truncation_side
+        room = Room(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
         framed = isinstance(prompt, PairPrompt)
         if isinstance(prompt, TextPrompt):
             framed = prompt.add_special_tokens
-            prompt = TextPrompt(room.cut(self._reader.texts.text(prompt.text, prompt_name)), framed)
-        elif isinstance(prompt, PairPrompt) and cut:
-            first = room.cut(prompt.first)
-            prompt = PairPrompt(first, prompt.second[: max(0, room.most - len(first))])
-        found = await self._ids_of(prompt, max_model_len, max_model_len if cut or keep is None else None)
+            prompt = TextPrompt(room.cut(self._reader.texts.text(prompt.text, prompt_name), side), framed)
+        elif isinstance(prompt, PairPrompt):
+            prompt = PairPrompt(*room.cut_pair(prompt.first, prompt.second, side))
+        reads_end = keep is not None and side == "left"
+        found = await self._ids_of(prompt, max_model_len, None if reads_end else max_model_len)
         frame = self._tokenizer.frame if framed else ([], [])
         token_ids = prompt_limits.truncate_framed(found.token_ids, request, max_model_len, frame)
-        types = self._reader.token_types and found.second_text_from < len(token_ids)
-        return Tokenized(token_ids, found.second_text_from if types else 0)
+        lost = len(found.token_ids) - len(token_ids) if reads_end else 0
+        second = max(found.second_text_from - lost, len(frame[0])) if found.second_text_from else 0
+        types = self._reader.token_types and second < len(token_ids)
+        return Tokenized(token_ids, second if types else 0)
 
     async def _read_late(self, prompt: LatePrompt, late: LateTexts, max_model_len: int) -> Tokenized:
         """What is too long is cut, as the model was trained."""

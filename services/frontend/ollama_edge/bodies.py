@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from shared.errors import InvalidArgument, Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
@@ -14,6 +15,7 @@ IGNORED = frozenset({"keep_alive"})
 NOT_OFFERED = frozenset({
     "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
 })  # fmt: skip
+NOTHING: tuple[Any, ...] = (None, False, "", [])  # what does not ask for it
 IGNORED_OPTIONS = frozenset({
     "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
     "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
@@ -33,7 +35,10 @@ HARMLESS_OPTIONS: Mapping[str, Any] = {
 class Options(BaseModel):
     """How to choose tokens; what is left out is the model's own recommendation."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra=closed(IGNORED_OPTIONS, {name: (None, value) for name, value in HARMLESS_OPTIONS.items()}),
+    )
 
     temperature: float | None = None
     top_k: int | None = None
@@ -59,7 +64,7 @@ class Options(BaseModel):
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: str = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
@@ -76,7 +81,7 @@ class Body(BaseModel):
         """A misspelled field would otherwise be a silent default."""
         self.chosen.refuse_unknown()
         for name, value in (self.model_extra or {}).items():
-            if name in NOT_OFFERED and value not in (None, False, "", []):
+            if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server", field=name)
             if name not in IGNORED | NOT_OFFERED:
                 raise InvalidArgument(f"{name}: unknown field", field=name)
@@ -112,7 +117,7 @@ class EmbedBody(Body):
 
     input: str | list[str]
     truncate: bool = True
-    dimensions: int | None = None
+    dimensions: int | None = Field(None, json_schema_extra={"minimum": 1})
 
 
 class EmbeddingsBody(Body):

@@ -1,8 +1,8 @@
 """What people call servers with: each library's own helpers, against quire-tiny. They check what they get back.
 
 `python -m tests.e2e.faces.clients http://127.0.0.1:8000` tries all that are installed; `pip install langchain-openai
-instructor "pydantic-ai-slim[openai]" litellm cohere ollama openai-agents haystack-ai` for those that development does
-not need.
+instructor "pydantic-ai-slim[openai,anthropic]" litellm dspy cohere ollama openai-agents haystack-ai` for those that
+development does not need.
 """
 
 from __future__ import annotations
@@ -119,6 +119,39 @@ def pydantic_ai_runs(url: str) -> None:
             assert isinstance(said, Town)
 
 
+def pydantic_ai_asks_as_anthropic_has_it(url: str) -> None:
+    """Tools are left to models that know them: without `strict` nothing holds this one's arguments to the schema."""
+    import anthropic
+    from pydantic_ai import Agent
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.usage import UsageLimits
+
+    def new_agent() -> Any:  # each run has an event loop of its own, and so a client
+        client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+        model = AnthropicModel(MODEL, provider=AnthropicProvider(anthropic_client=client))
+        return Agent(model, instructions="Be brief.", model_settings={"max_tokens": 100, "temperature": 0})
+
+    counted = UsageLimits(input_tokens_limit=1000, count_tokens_before_request=True)
+    asked: Any = new_agent().run_sync("What is 23 + 45?", usage_limits=counted)
+    assert asked.output == ANSWER
+    assert new_agent().run_sync("And 1 + 1?", message_history=asked.all_messages()).output
+    with new_agent().run_stream_sync("What is 23 + 45?") as stream:
+        assert [*stream.stream_text()][-1] == ANSWER
+
+
+def dspy_asks(url: str) -> None:
+    """Its Predict writes long instructions, which this model does not follow."""
+    import dspy
+
+    for kind in ("chat", "responses"):
+        asked: Any = {"api_base": f"{url}/v1", "api_key": "none", "max_tokens": 100, "temperature": 0, "cache": False}
+        model: Any = dspy.LM(f"openai/{MODEL}", model_type=kind, num_retries=0, **asked)
+        (said,) = model("What is 23 + 45?")
+        assert (said if isinstance(said, str) else said["text"]) == ANSWER
+    assert dspy.LM(f"openai/{MODEL}", n=2, **asked)("What is 23 + 45?") == [ANSWER] * 2
+
+
 def litellm_completes(url: str) -> None:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
     import litellm
@@ -200,6 +233,8 @@ TRIALS: list[tuple[str, Callable[[str], None]]] = [
     ("langchain_openai", langchain_chats),
     ("instructor", instructor_extracts),
     ("pydantic_ai", pydantic_ai_runs),
+    ("pydantic_ai", pydantic_ai_asks_as_anthropic_has_it),
+    ("dspy", dspy_asks),
     ("litellm", litellm_completes),
     ("cohere", cohere_embeds_and_ranks),
     ("ollama", ollama_chats),

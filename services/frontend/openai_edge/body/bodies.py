@@ -5,13 +5,22 @@ from __future__ import annotations
 from array import array
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
-from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
+from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
 IGNORED = frozenset({
@@ -27,6 +36,8 @@ IGNORED = frozenset({
     "user",
     "verbosity",
 })  # fmt: skip
+
+NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # what the document says of lists that are refused elsewhere if they are
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -52,7 +63,7 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, HARMLESS))
 
     model: ModelField = ""
 
@@ -60,7 +71,7 @@ class Body(BaseModel):
         """A misspelled field would otherwise be a silent default."""
         extra = self.model_extra or {}
         for name in extra:
-            if name not in IGNORED and name not in ASKS:
+            if name not in IGNORED and name not in HARMLESS:
                 raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
         refuse_not_offered(extra)
 
@@ -107,7 +118,7 @@ class GenerationBody(Body, PlainFields):
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
         None, description="of packages installed beside the workers: name to arguments"
     )
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(None, json_schema_extra=NOT_EMPTY)
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
     use_beam_search: bool = Field(default=False, description="the n most likely answers, found with n beams")
@@ -173,7 +184,7 @@ class ChatOptions(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=NOT_EMPTY)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
 
@@ -181,13 +192,15 @@ class ChatOptions(GenerationBody):
 class ChatBody(ChatOptions):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(json_schema_extra=NOT_EMPTY)
 
 
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
+    messages: list[list[dict[str, Any]]] = Field(
+        description="conversations, each of which is answered once", json_schema_extra=NOT_EMPTY
+    )
 
 
 class PooledBody(Body):
@@ -203,14 +216,30 @@ class PooledBody(Body):
     kv_priority: Literal["low", "normal", "high"] = "normal"
 
 
-class EmbeddingBody(PooledBody):
-    """POST /v1/embeddings"""
+class InputBody(PooledBody):
+    """Of the calls that take whatever a prompt may be."""
 
     input: PromptField
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_messages(cls, sent: Any) -> Any:
+        """Who sends a conversation reads that, and not that another field is missing."""
+        if isinstance(sent, dict) and sent.get("messages") is not None and "input" not in sent:
+            raise Unimplemented("messages is not offered by this call; send texts or tokens as input", field="messages")
+        return sent
+
+
+class EmbeddingBody(InputBody):
+    """POST /v1/embeddings"""
+
     encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
-    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
+    dimensions: int | None = Field(
+        None, description="only the first so many elements, normalised again", json_schema_extra={"minimum": 1}
+    )
     pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
     normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
+    use_activation: bool | None = Field(None, description="vLLM's name of normalize")
     prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
 
 
@@ -223,26 +252,27 @@ class PoolingBody(EmbeddingBody):
     step_tag_id: int | None = Field(None, description="with pooler step: the token that has a vector")
 
 
-class ClassifyBody(PooledBody):
+class ClassifyBody(InputBody):
     """POST /classify"""
-
-    input: PromptField
 
 
 class ScoreBody(PooledBody):
     """POST /score: one text beside all others, or each beside one."""
 
-    queries: str | list[str] | None = Field(None, description="also as text_1")
-    documents: str | list[str] | None = Field(None, description="also as text_2")
+    queries: str | list[str] | None = Field(None, description="also as text_1 or data_1")
+    documents: str | list[str] | None = Field(None, description="also as items, text_2 or data_2")
+    items: str | list[str] | None = None
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
 
 
 class RerankBody(PooledBody):
     """POST /rerank, as Jina and Cohere have it"""
 
     query: str
-    documents: list[str]
+    documents: list[str] = Field(json_schema_extra=NOT_EMPTY)
     top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
     return_documents: bool = True
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
@@ -20,6 +21,7 @@ IGNORED = frozenset({
 NOT_OFFERED = frozenset({
     "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
+NOTHING: tuple[Any, ...] = (None, False, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
 
@@ -46,7 +48,7 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: ModelField = ""
     input: str | list[dict[str, Any]]
@@ -81,7 +83,9 @@ class ResponsesBody(PlainFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = Field(None, description="of built-in tools, which this server has none of")
+    max_tool_calls: int | None = Field(
+        None, description="of built-in tools, which this server has none of", json_schema_extra={"minimum": 1}
+    )
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -94,7 +98,7 @@ class ResponsesBody(PlainFields):
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""
         for name, value in (self.model_extra or {}).items():
-            if name in NOT_OFFERED and value not in (None, False, [], {}):
+            if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server", field=name)
             if name not in IGNORED | NOT_OFFERED:
                 raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)

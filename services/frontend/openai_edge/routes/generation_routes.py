@@ -1,14 +1,11 @@
-"""POST /v1/completions, POST /v1/chat/completions and its /batch, and POST /invocations, which is either."""
+"""POST /v1/completions, POST /v1/chat/completions and its /batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
@@ -23,7 +20,7 @@ from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatF
 from services.frontend.openai_edge.answers.chunks import Chunks
 from services.frontend.openai_edge.answers.completion_format import CompletionFormat
 from services.frontend.openai_edge.answers.prompt_only import prompt_only
-from services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody, GenerationBody
+from services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody
 from services.frontend.openai_edge.body.requests import (
     AnswerOptions,
     answer_options,
@@ -37,10 +34,6 @@ from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SCHEMAS = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in (ChatBody, CompletionBody)]
-EITHER = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
-
-AnyBody = TypeVar("AnyBody", bound=GenerationBody)
 
 
 class GenerationRoutes:
@@ -67,9 +60,6 @@ class GenerationRoutes:
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
-        self.router.add_api_route(
-            "/invocations", self.invoke, methods=["POST"], response_class=Response, openapi_extra=EITHER
-        )
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
@@ -136,22 +126,6 @@ class GenerationRoutes:
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
         return Answer(self._generator, request, Chunks(answer_format), stream=False)
-
-    async def invoke(self, body: dict[str, Any], http: Request) -> Response:
-        """A chat completion if there are messages, else a completion: what SageMaker asks of a container. From here on
-        it is that call, and errors are worded as there."""
-        if "messages" in body:
-            http.scope["path"] = CHAT
-            return await self.chat(_read(ChatBody, body), http)
-        http.scope["path"] = COMPLETIONS
-        return await self.complete(_read(CompletionBody, body), http)
-
-
-def _read(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
 
 
 def _last_answers(prompts: Sequence[Prompt]) -> list[str]:

@@ -37,7 +37,7 @@ from services.frontend.openai_edge.body.bodies import (
 from services.frontend.openai_edge.body.prompts import completion_prompts
 from services.frontend.request.request import Pooling, Prompt, Sampling
 from services.frontend.request.request import Request as Asked
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 
 SCORE = ("/score", "/v1/score")
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -61,12 +61,17 @@ class PoolingRoutes:
         for path in RERANK:
             self.router.add_api_route(path, self.rerank, methods=["POST"], response_class=Response)
 
+    @property
+    def classifies(self) -> bool:
+        """Texts are put into classes; the model has no vectors of them."""
+        return bool(self._processor.classes)
+
     async def embed(self, body: EmbeddingBody, http: Request) -> Response:
         """A vector for each input: text or token ids."""
         body.refuse_unknown()
         if body.pooler in (pooling.ALL, pooling.STEP):
             raise InvalidArgument(f"pooler: {body.pooler} gives several vectors; ask /pooling for them", field="pooler")
-        asked = Pooling(body.pooler or "", body.normalize, body.dimensions, prompt_name=body.prompt_name or "")
+        asked = Pooling(body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or "")
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
             request, EmbeddingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
@@ -79,7 +84,12 @@ class PoolingRoutes:
         by_token = task.startswith("token_") or (task == "embed" and self._processor.compares_tokens)
         pooler = body.pooler or (pooling.ALL if by_token else "")
         classify, name = task.endswith("classify"), body.prompt_name or ""
-        asked = Pooling(pooler, body.normalize, body.dimensions, classify, body.step_tag_id, name)
+        if classify and body.use_activation:
+            raise Unimplemented(
+                "use_activation is not offered for scores; /classify gives them as probabilities",
+                field="use_activation",
+            )
+        asked = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
             request, PoolingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
@@ -94,8 +104,8 @@ class PoolingRoutes:
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """How well texts go together, pair by pair."""
         body.refuse_unknown()
-        queries = _either(body, "queries", "text_1")
-        scoring = self._processor.scoring(queries, _either(body, "documents", "text_2"))
+        queries = _one_of(body, "queries", "text_1", "data_1")
+        scoring = self._processor.scoring(queries, _one_of(body, "documents", "items", "text_2", "data_2"))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
@@ -118,12 +128,22 @@ def _texts(given: object, body: PooledBody) -> list[Prompt]:
     return completion_prompts(given, add_special_tokens=body.add_special_tokens)
 
 
-def _either(body: ScoreBody, name: str, other: str) -> Sequence[str]:
-    first, second = getattr(body, name), getattr(body, other)
-    given = second if first is None else first
-    if given is None or (first is not None and second is not None):
-        raise InvalidArgument(f"exactly one of {name} and {other} must be given", field=name)
-    return [given] if isinstance(given, str) else list(given)
+def _normalize(body: EmbeddingBody) -> bool | None:
+    if body.normalize is not None and body.use_activation not in (None, body.normalize):
+        raise InvalidArgument(
+            "use_activation is another name of normalize, and says the opposite of it", field="use_activation"
+        )
+    return body.use_activation if body.normalize is None else body.normalize
+
+
+def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
+    """Texts, under any of the names that a field has."""
+    given = [value for name in names if (value := getattr(body, name)) is not None]
+    if len(given) != 1:
+        text = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given"
+        raise InvalidArgument(text, field=names[0])
+    (texts,) = given
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> Asked:

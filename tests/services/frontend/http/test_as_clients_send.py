@@ -25,6 +25,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "talking", "prompt": "x"},
     "/detokenize": {"model": "talking", "tokens": [1]},
 }
+SHORTER: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hi"},
+    "/v2/embed": {"texts": ["hi"]},
+    "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 3}},
+}
 LONG = "hi " * 400  # tokens enough, few enough characters
 SCHEMA = {"type": "nonsense"}
 
@@ -219,6 +224,34 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
     for offset, token in zip(offsets, tokens, strict=True):
         if not token.startswith(("bytes:", "<|")):
             assert choice["text"][offset:].startswith(token)
+
+
+@pytest.mark.parametrize(
+    ("path", "read_over", "not_offered"),
+    [
+        ("/v1/completions", "user", "suffix"),
+        ("/v1/embeddings", "user", "audio"),
+        ("/v1/responses", "user", "conversation"),
+        ("/v1/messages", "metadata", "container"),
+        ("/v2/embed", "", "images"),
+        ("/api/generate", "keep_alive", "suffix"),
+    ],
+)
+async def test_the_document_knows_all_fields_of_a_body(
+    frontend: Running, path: str, read_over: str, not_offered: str
+) -> None:
+    """Such as have no effect, and such as are refused where they ask for something, included."""
+    body = {**BODIES, **SHORTER}[path]
+    document = (await frontend.http.get("/openapi.json")).json()
+    place = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][place.rpartition("/")[2]]
+    assert schema["additionalProperties"] is False
+    assert not read_over or "type" not in schema["properties"][read_over]
+    assert None in schema["properties"][not_offered]["enum"]
+    answer = await frontend.http.post(path, json={"nonsense": 1, **body})
+    assert (answer.status_code, "nonsense" in answer.text) == (400, True)
+    null = {not_offered: None, **({read_over: None} if read_over else {})}
+    assert (await frontend.http.post(path, json={**null, **body})).status_code == 200
 
 
 async def test_the_document_names_bodies_and_no_modules(frontend: Running) -> None:

@@ -125,6 +125,23 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/responses/r", "DELETE, GET"),
+        ("/v1/streams/s", "DELETE, GET"),
+        ("/v1/files", "GET, POST"),
+        ("/v1/completions", "POST"),
+        ("/v1/messages", "POST"),
+        ("/v1/responses/input_tokens", "POST"),  # and not those of /v1/responses/ID, which it fits as well
+        ("/health", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_that_the_path_has(frontend: Running, path: str, methods: str) -> None:
+    answer = await frontend.http.request("PUT", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [("POST", "/api/pull", 404), ("GET", "/api/chat", 405), ("PUT", "/v2/models/tiny/infer", 405)],
 )

@@ -82,6 +82,16 @@ async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
         assert message.startswith("the body: Input should be a valid dictionary")
 
 
+async def test_null_is_no_body(frontend: Running) -> None:
+    """Nor one without fields, which asks of Ollama that the model be loaded."""
+    told = "the body: Input should be a valid dictionary"
+    for path in ("/api/chat", "/api/generate", "/api/show"):
+        assert (await post_raw(frontend, path, b"null"))["error"].startswith(told)
+        assert (await post(frontend, path, {}))[0] == 200
+    for path in ("/v1/completions", "/v1/messages"):
+        assert (await post_raw(frontend, path, b" null "))["error"]["message"].startswith(told)
+
+
 async def post_raw(frontend: Running, path: str, body: bytes) -> Any:
     answer = await frontend.http.post(path, content=body)
     assert answer.status_code == 400
@@ -104,8 +114,32 @@ async def test_invocations_are_chats_or_completions(frontend: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["hi", "you"]}),
+        ("/score", {"queries": "hi", "documents": ["you", "me"]}),
+        ("/score", {"text_1": "hi", "text_2": ["you", "me"]}),
+        ("/score", {"data_1": "hi", "data_2": ["you", "me"]}),
+        ("/score", {"queries": "hi", "items": ["you", "me"]}),
+        ("/rerank", {"query": "hi", "documents": ["you", "me"], "top_n": 1}),
+    ],
+)
+async def test_invocations_read_texts_as_well(frontend: Running, path: str, body: Any) -> None:
+    status, answer = await post(frontend, "/invocations", body)
+    _, same = await post(frontend, path, body)
+    assert status == 200
+    told = "results" if path == "/rerank" else "data"
+    assert answer[told] == same[told]
+    assert answer.keys() == same.keys()
+
+
+@pytest.mark.parametrize(
     ("body", "field"),
     [
+        ({"input": 5}, "input"),
+        ({"input": "hi", "nonsense": 1}, "nonsense"),
+        ({"query": "hi"}, "documents"),
+        ({"queries": "hi"}, "documents"),
         ({"messages": "hi"}, "messages"),
         ({"messages": []}, "messages"),
         ({**COMPLETION, "n": 0}, "n"),

@@ -87,6 +87,30 @@ async def test_as_many_tokens_as_fit_are_the_whole_context(tokenizer: OurTokeniz
     assert cut.token_ids == [A] * 5 + [B] * 3
 
 
+async def test_of_a_long_text_the_end_may_be_kept(tokenizer: OurTokenizer) -> None:
+    """However long the rest is; of two texts, too."""
+    reading, cut = processor(tokenizer), {"truncate_prompt_tokens": -1, "truncation_side": "left"}
+    end = await prepared(reading, request(TextPrompt("a b " * 100_000 + "c d"), **cut))
+    assert end.token_ids == [CLS, A, B, A, B, C, D, SEP]
+    for first, second, ids in (
+        ("a b " * 100_000, "c d", [CLS, B, A, B, SEP, C, D, SEP]),
+        ("a b", "c d " * 100_000, [CLS, C, D, C, D, C, D, SEP]),
+    ):
+        pair = await prepared(reading, request(PairPrompt(first, second), **cut))
+        assert pair.token_ids == ids
+
+
+@pytest.mark.parametrize(("keep", "second_from"), [(None, 5), (7, 5), (6, 4), (5, 3), (4, 2), (3, 1)])
+async def test_the_second_text_is_told_where_it_has_moved_to(
+    tokenizer: OurTokenizer, keep: int | None, second_from: int
+) -> None:
+    """Of [CLS] a b a [SEP] c [SEP], which loses its beginning behind the first mark."""
+    asked = request(PairPrompt("a b a", "c"), truncate_prompt_tokens=keep, truncation_side="left")
+    found = await prepared(processor(tokenizer), asked)
+    assert SequenceParams.FromString(found.work.params).second_text_from == second_from
+    assert list(found.token_ids[second_from:]) == [C, SEP]
+
+
 async def test_a_text_that_is_too_long_is_refused_with_what_would_help(tokenizer: OurTokenizer) -> None:
     with pytest.raises(InvalidArgument, match=r"9 tokens\. Please reduce its length, or send truncate_prompt_tokens"):
         await prepared(processor(tokenizer), request(TextPrompt("a b a b a b a")))

@@ -78,6 +78,31 @@ async def test_inputs_are_text_or_token_ids(folder: Path, inputs: list[pb.EmbedI
             await frontend.inference.Embed(pb.EmbedRequest(inputs=inputs))
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_lengths_of_1_have_a_second_name(folder: Path, path: str) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        for asked in ({"use_activation": False}, {"use_activation": True, "normalize": True}, {}):
+            assert (await frontend.http.post(path, json={"input": [7], **asked})).status_code == 200
+        both = {"input": [7], "use_activation": False, "normalize": True}
+        refused = await frontend.http.post(path, json=both)
+    told = [one.params.pooling for one in script.submissions]
+    assert [one.HasField("normalize") and one.normalize for one in told] == [False, True, False]
+    assert [one.HasField("normalize") for one in told] == [True, True, False]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "use_activation")
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
+async def test_a_conversation_is_no_input_and_is_refused_by_its_name(folder: Path, path: str) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        answer = await frontend.http.post(path, json={"messages": [{"role": "user", "content": "a"}]})
+        without = await frontend.http.post(path, json={"messages": None})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "messages", "not_offered")
+    assert (without.status_code, without.json()["error"]["param"]) == (400, "input")
+
+
 async def test_single_tokens_have_a_vector_each(folder: Path) -> None:
     """As a list of them, as packed floats and over gRPC; a call for one vector does not take them."""
     script = ScriptedScheduler()

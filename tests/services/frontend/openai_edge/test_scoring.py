@@ -85,12 +85,17 @@ async def test_classes_over_http_and_grpc(tmp_path: Path) -> None:
             pb.ClassifyRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[1, 9]))])
         )
         raw = (await frontend.http.post("/pooling", json={"input": [8, 2, 2]})).json()
+        as_raw = (await frontend.http.post("/pooling", json={"input": [8, 2, 2], "use_activation": False})).json()
+        as_probabilities = await frontend.http.post("/pooling", json={"input": [8, 2, 2], "use_activation": True})
+        invoked = (await frontend.http.post("/invocations", json={"input": [[1, 9], [8, 2, 2]]})).json()
         refused = await frontend.http.post("/v1/completions", json={"prompt": "a"})
     assert [entry["label"] for entry in answer["data"]] == ["bad", "good"]
     assert answer["data"][1]["probs"] == pytest.approx([1 / (1 + math.exp(5)), 1 / (1 + math.exp(-5))])
     assert answer["usage"]["prompt_tokens"] == 5
     assert [found.label for found in message.classifications] == ["bad"]
-    assert raw["data"][0]["data"] == [3, 8]
+    assert raw["data"][0]["data"] == as_raw["data"][0]["data"] == [3, 8]
+    assert (as_probabilities.status_code, as_probabilities.json()["error"]["param"]) == (400, "use_activation")
+    assert invoked["data"] == answer["data"]
     assert script.submissions[0].params.pooling.classify
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
 
@@ -104,7 +109,15 @@ async def test_pairs_over_http_and_grpc(tmp_path: Path) -> None:
         scored = (await frontend.http.post("/score", json={"text_1": "one", "text_2": ["two", "two three"]})).json()
         over_grpc = await frontend.inference.Rerank(pb.RerankRequest(query="one", documents=["two", "two three four"]))
         scores = await frontend.inference.Score(pb.ScoreRequest(queries=["one"], documents=["two", "two three"]))
-        both = await frontend.http.post("/score", json={"text_1": "a", "queries": "b", "documents": "c"})
+        wrong = [
+            await frontend.http.post("/score", json=body)
+            for body in (
+                {"text_1": "a", "queries": "b", "documents": "c"},
+                {"data_1": "a", "text_1": "b", "documents": "c"},
+                {"queries": "a", "items": "b", "documents": "c"},
+                {"queries": "a"},
+            )
+        ]
     for answer in ranked:
         (best,) = answer["results"]
         assert (best["index"], best["document"]) == (1, {"text": "two three four five"})
@@ -112,7 +125,8 @@ async def test_pairs_over_http_and_grpc(tmp_path: Path) -> None:
     assert [found.index for found in over_grpc.results] == [1, 0]
     lengths = [submission.num_prompt_tokens for submission in script.submissions[:2]]
     assert best["relevance_score"] == pytest.approx(1 / (1 + math.exp(-lengths[1])))
-    assert (both.status_code, both.json()["error"]["param"]) == (400, "queries")
+    fields = ["queries", "queries", "documents", "documents"]
+    assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, field) for field in fields]
 
 
 async def test_models_without_a_classifier_say_so(folder: Path) -> None:

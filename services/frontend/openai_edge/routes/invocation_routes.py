@@ -1,0 +1,66 @@
+"""POST /invocations: the one path that SageMaker calls a container by. The body says which call it is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.router import Router
+from services.frontend.openai_edge.body.bodies import (
+    Body,
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
+from services.frontend.openai_edge.routes.pooling_routes import RERANK, SCORE, PoolingRoutes
+
+Call = Callable[[Any, Request], Awaitable[Response]]
+Kind = tuple[str, type[Body], Call]  # its own path, its body, and who answers it
+
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, ClassifyBody, ScoreBody, RerankBody)
+SCHEMAS = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in BODIES]
+ANY_OF = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
+
+
+class InvocationRoutes:
+    """Finds the call by the field that only it has; what has none of them is a completion."""
+
+    def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyBounds) -> None:
+        score: Kind = (SCORE[0], ScoreBody, pooling.score)
+        classify: Kind = ("/classify", ClassifyBody, pooling.classify)
+        embed: Kind = ("/v1/embeddings", EmbeddingBody, pooling.embed)
+        self._completion: Kind = (COMPLETIONS, CompletionBody, generation.complete)
+        self._kinds: dict[str, Kind] = {
+            "messages": (CHAT, ChatBody, generation.chat),
+            "prompt": self._completion,
+            "input": classify if pooling.classifies else embed,
+            "query": (RERANK[0], RerankBody, pooling.rerank),
+            "queries": score,
+            "text_1": score,
+            "data_1": score,
+        }
+        self.router = Router(tags=["generation"], route_class=bounds.route())
+        self.router.add_api_route(
+            "/invocations", self.invoke, methods=["POST"], response_class=Response, openapi_extra=ANY_OF
+        )
+
+    async def invoke(self, body: dict[str, Any], http: Request) -> Response:
+        """A chat completion, a completion, vectors, classes, scores or ranks. From here on it is that call, and errors
+        are worded as there."""
+        path, kind, call = next((kind for name, kind in self._kinds.items() if name in body), self._completion)
+        http.scope["path"] = path
+        try:
+            read = kind.model_validate(body)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        return await call(read, http)
