@@ -64,9 +64,10 @@ async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: b
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, connections=QUICK) as frontend:
         async with AsyncExitStack() as stack:
-            peers = [await stack.enter_async_context(Peer(frontend)) for _ in range(50)]
-            for peer in peers:
-                peer.writer.write(sent)
+            peers = []
+            for _ in range(50):
+                peers.append(await stack.enter_async_context(Peer(frontend)))
+                peers[-1].writer.write(sent)  # at once: a machine that stands still must not make it late
             assert await served(frontend)
             for answer in await asyncio.gather(*(peer.said() for peer in peers)):
                 assert answer[9:12] == status
