@@ -16,6 +16,7 @@ import grpc.aio
 
 from shared.errors import Unavailable
 from shared.process.supervision import is_asked_to_end
+from shared.rpc.endings import Ending
 from shared.rpc.parts import InParts, Stream
 from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 
@@ -31,6 +32,7 @@ class Duplex(Generic[Incoming, Outgoing]):
 
     def __init__(self, stream: Stream, heartbeat: Outgoing, interval_s: float) -> None:
         self._stream = stream
+        self._ending = Ending(stream.stream if isinstance(stream, InParts) else stream)
         self._heartbeat = heartbeat
         self._silence = Silence(interval_s)
         self._outbox: deque[Outgoing] = deque()
@@ -135,6 +137,8 @@ class Duplex(Generic[Incoming, Outgoing]):
         try:
             async with self._silence:
                 return await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._ending.why(error) from None
         except asyncio.CancelledError:
             _raise_unless_asked()
 

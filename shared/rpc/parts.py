@@ -30,23 +30,23 @@ class InParts:
     """A stream whose reader and writer know nothing of parts. One task reads and one writes, as gRPC has it."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         self.on_part: Callable[[], Awaitable[None]] = _nobody
         """Hears of each part but the last."""
 
     async def read(self) -> Any:
         """A whole message; InvalidArgument for parts that are none."""
-        message = await self._stream.read()
+        message = await self.stream.read()
         return await self._whole(message) if _is_part(message) else message
 
     async def write(self, message: Any) -> None:
         if message.ByteSize() <= PART_BYTES:
-            await self._stream.write(message)
+            await self.stream.write(message)
             return
         data, kind = memoryview(message.SerializeToString()), type(message)
         for start in range(0, len(data), PART_BYTES):
             end = start + PART_BYTES
-            await self._stream.write(kind(part=Part(data=bytes(data[start:end]), last=end >= len(data))))
+            await self.stream.write(kind(part=Part(data=bytes(data[start:end]), last=end >= len(data))))
 
     async def _whole(self, message: Any) -> Any:
         kind, data = type(message), bytearray()
@@ -57,7 +57,7 @@ class InParts:
             if message.part.last:
                 return _parsed(kind, bytes(data))
             await self.on_part()
-            message = await self._stream.read()
+            message = await self.stream.read()
         raise InvalidArgument("part: another message before the last part", field="part")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -103,30 +104,35 @@ async def test_the_end_of_the_stream_ends_the_messages() -> None:
 Call = grpc.aio.StreamStreamCall
 
 
-class Mute(grpc.GenericRpcHandler):
-    """A peer that takes every call and says nothing."""
+METHOD = "/peer/Talk"
 
-    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        async def listen(_requests: object, context: grpc.aio.ServicerContext) -> None:
-            await context.send_initial_metadata(())
-            await asyncio.sleep(60)
 
-        return grpc.stream_stream_rpc_method_handler(listen)
+@asynccontextmanager
+async def served(talk: Callable[..., Awaitable[None]]) -> AsyncIterator[grpc.aio.Channel]:
+    """To a peer that takes every call so."""
+    methods = {"Talk": grpc.stream_stream_rpc_method_handler(talk)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("peer", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(0)
 
 
 @pytest_asyncio.fixture
 async def call() -> AsyncIterator[Call]:
     """To a peer that is mute."""
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Mute(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_stream("/mute/Talk")()
+
+    async def say_nothing(_messages: object, context: grpc.aio.ServicerContext) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.sleep(60)
+
+    async with served(say_nothing) as channel:
+        call = channel.stream_stream(METHOD)()
         await call.wait_for_connection()
         yield call
         call.cancel()
-    await server.stop(0)
 
 
 class Cancelled(Wire):
@@ -146,6 +152,27 @@ async def test_a_call_that_was_cancelled_here_fails_like_any_other() -> None:
         await duplex.pump()
     with pytest.raises(Unavailable, match="cancelled on this side"):
         await duplex.receive()
+
+
+async def test_a_reader_hears_why_its_peer_has_ended_the_session_also_while_it_writes() -> None:
+    """Of so many sessions gRPC alone gives the reason of about ten as an internal error."""
+
+    async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        await anext(messages)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no such step")
+
+    async with served(refuse) as channel:
+        for _ in range(400):
+            duplex: Duplex[bytes, bytes] = Duplex(channel.stream_stream(METHOD)(), b"beat", interval_s=10)
+
+            async def write_on(duplex: Duplex[bytes, bytes] = duplex) -> None:
+                while True:
+                    duplex.send(bytes(48_000))
+                    await asyncio.to_thread(int)
+
+            with pytest.raises(grpc.aio.AioRpcError, match="no such step") as ended:
+                await first(duplex.receive(), duplex.pump(), write_on())
+            assert ended.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_real_call_that_is_cancelled_here_ends_its_tasks_with_errors(call: Call) -> None:
