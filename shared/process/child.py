@@ -20,7 +20,8 @@ from shared.errors import Internal
 from shared.process.priority import step_back
 
 LENGTH_BYTES = 4
-LONGEST_WAIT_S = 60.0  # for an answer, and for its imports, on a machine that has much to do
+LONGEST_WAIT_S = 60.0  # for an answer, on a machine that has much to do
+LONGEST_START_S = 300.0  # for its imports there: seconds of a processor, of which it gets what others leave
 LAST_WORDS_BYTES = 4096  # the end of what it has said
 
 
@@ -83,9 +84,9 @@ class Child:
             self._process = process
             with contextlib.suppress(BrokenPipeError):  # it is dead, and nothing will be read
                 write(process.stdin, self._introduction)
-            ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
+            ready, _, _ = select.select([process.stdout], [], [], LONGEST_START_S)
             if not ready or read(process.stdout) is None:
-                how = f"ended with status {process.wait()}" if ready else f"says nothing for {LONGEST_WAIT_S:g} s"
+                how = f"ended with status {process.wait()}" if ready else f"says nothing for {LONGEST_START_S:g} s"
                 self.close()
                 raise Internal(f"the process {self._command[-1]} does not start: it {how}{_last_of(words)}")
         return process
