@@ -15,6 +15,7 @@ from services.worker.structured.port import Grammar, GrammarBackend
 from shared.errors import Internal, InvalidArgument, QuireError
 from shared.logs import logger
 from shared.pb.common.v1 import sampling_pb2
+from shared.process.child import LONGEST_START_S
 from shared.process.priority import step_back
 from shared.structured_output.checks import FIELD
 
@@ -148,8 +149,8 @@ class CompilePool:
         self._threads.submit(job)
 
     def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
-        backend_there = self._opened is not None  # reading the vocabulary may take a second
-        watch = threading.Timer(PATIENCE_S * (1 if backend_there else 10), self._give_up, (grammar_id, making))
+        opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # it may be a process of its own
+        watch = threading.Timer(PATIENCE_S + opening_s, self._give_up, (grammar_id, making))
         watch.daemon = True
         watch.start()
         started = time.perf_counter()
