@@ -11,13 +11,12 @@ from prometheus_client.registry import Collector
 
 from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
 from shared.metrics.histogram import Histogram
+from shared.metrics.operations import OperationMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
 SLEEP_LEVELS = 2
 REFUSAL_REASONS = ("max_waiting", "draining", "malformed")
-LOAD_OUTCOMES = ("loaded", "refused", "lost")
-UPDATE_OUTCOMES = ("updated", "failed", "dropped")
 
 
 class SchedulerMetrics:
@@ -112,26 +111,11 @@ class SchedulerMetrics:
             "quire_scheduler_sequences_moved", "Sequences taken from a lost or leaving worker", registry=registry
         )
         self.refused = Counter("quire_scheduler_refused", "Submissions refused", ["reason"], registry=registry)
-        self.adapter_loads = Counter(
-            "quire_scheduler_adapter_loads",
-            "Orders to a worker to load an adapter that have ended; lost: the worker was gone before it said how",
-            ["outcome"],
-            registry=registry,
-        )
-        self.weight_updates = Counter(
-            "quire_scheduler_weight_updates",
-            "Updates of weights that were asked for; dropped: the caller left, or another scheduler's workers refused",
-            ["outcome"],
-            registry=registry,
-        )
+        self.operations = OperationMetrics(registry)
         for reason in LOSS_REASONS:  # a series that begins at its first event hides that event from increase()
             self.workers_lost.labels(reason)
         for reason in REFUSAL_REASONS:
             self.refused.labels(reason)
-        for outcome in LOAD_OUTCOMES:
-            self.adapter_loads.labels(outcome)
-        for outcome in UPDATE_OUTCOMES:
-            self.weight_updates.labels(outcome)
 
 
 class DirectoryMetrics:

@@ -21,7 +21,7 @@ from shared.process.priority import step_back
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, on a machine that has much to do
-LONGEST_START_S = 300.0  # for its imports there: seconds of a processor, of which it gets what others leave
+LONGEST_START_S = 300.0  # for its imports, of seconds: there it gets what others leave of the processors
 LAST_WORDS_BYTES = 4096  # the end of what it has said
 
 

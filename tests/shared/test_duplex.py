@@ -80,6 +80,7 @@ async def test_a_shorter_interval_holds_at_once() -> None:
         while not wire.written:
             await asyncio.sleep(0.005)
     pump.cancel()
+    assert set(wire.written) == {"beat"}
 
 
 async def test_a_silent_peer_is_given_up() -> None:

@@ -33,7 +33,9 @@ class Administration:
     ) -> None:
         """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
         name."""
-        self.updates = WeightUpdates(cluster, changing, lambda outcome: metrics.weight_updates.labels(outcome).inc())
+        self.updates = WeightUpdates(
+            cluster, changing, lambda outcome: metrics.operations.weight_updates[outcome].inc()
+        )
         self.groups = WeightsGroups(cluster, changing)
         self._sleeping = Sleeping(cluster, changing)
         self._cluster = cluster

@@ -61,7 +61,7 @@ class Replica:
         self.core = core
         self.changes = changes
         self.leaving = False
-        self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.adapter_loads.labels(outcome).inc())
+        self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.operations.adapter_loads[outcome].inc())
         self.orders = ReplicaOrders(send)
         self.weights = weights_of(hello)
         self.asleep = frozenset(hello.asleep)

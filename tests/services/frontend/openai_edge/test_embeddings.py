@@ -57,6 +57,8 @@ async def test_a_client_that_leaves_cancels_it(folder: Path) -> None:
         await script.until(lambda: script.num_running == 2)
         waiting.cancel()
         await script.until(lambda: sum(len(ids) for ids, _ in script.cancellations) == 2)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
 
 async def test_an_end_without_a_vector_is_an_error(folder: Path) -> None:
