@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
+from services.worker.layers.rooms import take_away
 from services.worker.layers.sharding import portion
 
 if TYPE_CHECKING:
@@ -54,8 +55,14 @@ class DenseParts:
         total = sum(part.num_rows for part in parts)
         self._weight: Tensor = place.empty(total, len(columns))
         self._bias: Tensor | None = place.empty(total) if bias else None
+        self._destinations = tuple(self._views())
+        if quantization != "none":
+            take_away(self._weight)  # it has memory while its layer is loaded (models/loading/rooms.py)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self._destinations
+
+    def _views(self) -> Iterator[tuple[str, Destination]]:
         row = 0
         for part in self._parts:
             weight, dims = self._weight.narrow(0, row, part.num_rows), (0, 1)

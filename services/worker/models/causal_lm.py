@@ -130,6 +130,7 @@ class CausalLM(ABC):
         }
         self.cos_sin: Tensor = tables[config.rope]
         ropes = config.ropes or (config.rope,) * config.num_layers
+        self._finished: set[int] = set()  # places of layers, while weights are loaded
         self._rotations = [tables[ropes[index]] for index in self.here]
 
     @classmethod
@@ -192,9 +193,16 @@ class CausalLM(ABC):
         for part in self._parts:
             yield from part.destinations()
 
+    def finish_layer(self, index: int) -> None:
+        """Before finish(): all that the layer at this place of `layers` needs is there."""
+        self.layers[index].finish()
+        self._finished.add(index)
+
     def finish(self) -> None:
+        done = [self.layers[index] for index in self._finished]
         for part in self._parts:
-            part.finish()
+            if part not in done:
+                part.finish()
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Where the residual stream begins: [num_tokens, hidden_size], which nothing else holds."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
 from services.worker.layers.sharding import TensorPart
 from services.worker.models.gguf import tensors as gguf
+from services.worker.models.loading.rooms import Rooms
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -91,7 +92,7 @@ def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) ->
 def check_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Raises what load_tensors() would of these, of which nothing is read: they may be on the device "meta"."""
     sources = ((name, Source(tensor.shape, partial(_same, tensor), tensor)) for name, tensor in tensors)
-    _place(model, sources, "what is given", take=_check)
+    _place(model, sources, "what is given", take=lambda name, source, destination, _: _check(name, source, destination))
 
 
 def _load(
@@ -100,7 +101,14 @@ def _load(
     given: str,
     is_elsewhere: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    _place(model, sources, given, is_elsewhere)
+    rooms = Rooms(model)
+
+    def take(name: str, source: Source, destination: Destination, covered: Iterable[str]) -> None:
+        rooms.open(covered)
+        _copy(name, source, destination)
+        rooms.close(covered)
+
+    _place(model, sources, given, take, is_elsewhere)
     model.finish()
 
 
@@ -108,11 +116,10 @@ def _place(
     model: LoadableModel,
     sources: Iterable[tuple[str, Source]],
     given: str,
+    take: Callable[[str, Source, Destination, Collection[str]], None],
     is_elsewhere: Callable[[str], bool] = lambda _: False,
-    take: Callable[[str, Source, Destination], None] | None = None,
 ) -> None:
-    """`take`: None to copy each."""
-    take = take or _copy
+    """`take`: is told of each, and which of the model's tensors it is, or stands for."""
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected, passed_over = [], frozenset(model.passed_over)
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
@@ -121,11 +128,12 @@ def _place(
         name = _full(_usual(written), known)
         destination = missing.pop(name, None)
         if destination is not None:
-            take(name, source, destination)
+            take(name, source, destination, (name,))
         elif name in alternatives:
-            take(name, source, alternatives[name].destination)
-            for covered in alternatives[name].instead_of:
-                missing.pop(covered, None)
+            covered = alternatives[name].instead_of
+            take(name, source, alternatives[name].destination, covered)
+            for other in covered:
+                missing.pop(other, None)
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -151,13 +159,16 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
+    rooms = Rooms(model)
     for position, (name, destination) in enumerate(destinations):
+        rooms.open((name,))
         if not destination.is_floating_point():
             destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
         elif destination.dim() == 1:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
+        rooms.close((name,))
     model.finish()
 
 
