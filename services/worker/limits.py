@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.worker.attention.backends import BLOCK_SIZES
 from services.worker.kv.layout import ONE_GROUP, KVLayout
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
@@ -65,12 +64,12 @@ class Limits:
         return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
 
 
-def from_settings(settings: WorkerSettings, model_max_len: int) -> Limits:
-    """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow."""
+def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> Limits:
+    """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow; `block_size`: what
+    0 stands for in the settings, 0: the device's default."""
     defaults = DEFAULTS[settings.device]
-    block_size = BLOCK_SIZES.get(settings.attention_backend, defaults.block_size)
     limits = Limits(
-        block_size=settings.block_size or block_size,
+        block_size=settings.block_size or block_size or defaults.block_size,
         max_num_seqs=settings.max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens or defaults.max_num_batched_tokens,
         max_model_len=settings.max_model_len or model_max_len,

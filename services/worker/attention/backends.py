@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import TYPE_CHECKING
+
 from services.worker.attention.by_phase import ByPhase
+from services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
 from services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend
 from shared import plugins
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
+
+if TYPE_CHECKING:
+    from services.worker.models.config.decoder_config import DecoderConfig
+    from shared.settings import WorkerSettings
 
 log = logger("worker.attention")
 
@@ -31,8 +39,8 @@ BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not me
 HOPPER = (9, 0)
 BATCH_INVARIANT = ("cpu", "batch_invariant")  # all that there are where a row must have the same bits in any batch
 
-# What block_size 0 stands for where a backend cannot do with the device's default.
-BLOCK_SIZES = {"flash_attn_2": 256}
+# What block_size 0 stands for where a backend cannot do with the device's default, or is slower with it.
+BLOCK_SIZES = {"flash_attn": 128, "flash_attn_2": 256}
 
 
 def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
@@ -66,6 +74,23 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     chunks = _first_that_can(for_chunks, spec, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
     return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
+
+
+def block_size_for(settings: WorkerSettings, config: DecoderConfig) -> int:
+    """What block_size 0 stands for; 0: the device's default. No device is open yet."""
+    name = settings.attention_backend
+    if name == AUTO and _flash_attn_may_compute_prompts(settings, config):
+        name = "flash_attn"
+    return BLOCK_SIZES.get(name, 0)
+
+
+def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
+    if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
+        return False
+    plain = config.latent is None and config.recurrent is None and not config.attention_softcap
+    if not plain or config.attention_sinks or config.chunked_windows or config.head_dim not in HEAD_DIMS:
+        return False
+    return bool(next(metadata.distributions(name=PACKAGE), None))
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -13,12 +13,14 @@ import inspect
 import os
 import warnings
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
+if TYPE_CHECKING:  # what fits it is asked where there is no torch
+    from torch import Tensor
+
+PACKAGE = "flash-attn-4"
 HOPPER = 9
 HEAD_DIMS = (64, 96, 128)
 LONG_QUERY = 1024  # said of any chunk: for short ones another variant would be compiled, in the middle of serving

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.worker import limits
+from services.worker.attention.backends import block_size_for
 from services.worker.kv.layout import KVLayout
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
@@ -35,7 +36,7 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     drafting = read_drafting(settings, config)
-    asked = limits.from_settings(settings, config.max_positions)
+    asked = limits.from_settings(settings, config.max_positions, block_size_for(settings, config))
     asked = replace(
         asked,
         layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=seat.stages),

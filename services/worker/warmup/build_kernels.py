@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker import limits
+from services.worker.attention.backends import block_size_for
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.limits import Limits
@@ -59,7 +60,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
     if find_encoder(values) is not None:
         return None  # its few kernels are made when they are first called
     config = read_model_config(values, settings.model_impl)
-    wanted = limits.from_settings(settings, config.max_positions)
+    wanted = limits.from_settings(settings, config.max_positions, block_size_for(settings, config))
     return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
 
 

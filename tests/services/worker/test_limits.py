@@ -16,6 +16,7 @@ from services.worker.device.device import Device, choose_dtype, choose_kv_dtype,
 from services.worker.kv import kv_memory
 from services.worker.kv.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
+from services.worker.models.registry import read_model_config
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import WorkerSettings
 
@@ -32,10 +33,49 @@ def test_defaults_depend_on_the_device() -> None:
     assert wanted(device="cuda") == Limits(64, 512, 8192, 4096)
 
 
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "num_hidden_layers": 1} | {
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096
+}  # fmt: skip
+
+
+def block_size(changes: dict[str, Any], **settings: Any) -> int:
+    given = WorkerSettings(model="somewhere", **{"device": "cuda", **settings})
+    config = read_model_config({**LLAMA, **changes})
+    return limits.from_settings(given, 4096, backends.block_size_for(given, config)).block_size
+
+
 def test_blocks_are_as_large_as_the_attention_that_was_asked_for_needs_them() -> None:
-    assert wanted(device="cuda", attention_backend="flash_attn_2").block_size == 256
-    assert wanted(device="cuda", attention_backend="flash_attn_2", block_size=512).block_size == 512
-    assert wanted(device="cuda", attention_backend="triton").block_size == 64
+    assert block_size({}, attention_backend="flash_attn_2") == 256
+    assert block_size({}, attention_backend="flash_attn_2", block_size=512) == 512
+    assert block_size({}, attention_backend="flash_attn") == 128
+    assert block_size({}, attention_backend="triton") == 64
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_blocks_are_a_tile_of_flash_attn_where_that_computes_prompts(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    found = [object()] if installed else []
+    monkeypatch.setattr(backends.metadata, "distributions", lambda name: iter(found if name == "flash-attn-4" else []))
+    assert block_size({}) == (128 if installed else 64)
+    assert block_size({}, block_size=32) == 32
+    assert block_size({}, device="cpu") == 16
+    refused: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"num_attention_heads": 8}, {}),
+        ({}, {"kv_cache_dtype": "fp8"}),
+        ({}, {"batch_invariant": True}),
+        ({}, {"attention_backend": "triton"}),
+        (
+            {
+                "architectures": ["Gemma2ForCausalLM"],
+                "model_type": "gemma2",
+                "head_dim": 128,
+                "hidden_activation": "gelu_pytorch_tanh",
+            },
+            {},
+        ),
+    ]
+    assert [block_size(changes, **settings) for changes, settings in refused] == [64] * len(refused)
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
