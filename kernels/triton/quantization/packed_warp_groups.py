@@ -1,12 +1,10 @@
 """packed_many_rows.py's products on a Hopper: two groups of warps widen and multiply, a third fetches.
 
-A tile is 128 of a weight's rows, 64 to a group, times ROWS tokens, which both groups read. While a half of a group's step
-is being multiplied, its other half is widened into other registers: the matrix units always have something to do.
+A tile is 128 of a weight's rows, 64 to a group, times ROWS tokens, which both groups read. While a half of a group's
+step is being multiplied, its other half is widened into other registers: the matrix units always have something to do.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,16 +19,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.triton.quantization import warp_groups
 from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from kernels.triton.quantization.split_sums import add_splits
+from kernels.triton.quantization.warp_groups import WarpGroupsTile
 
 # Triton before 3.7 has other names for these.
 _copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 GROUP_COLUMNS = gl.constexpr(64)  # of a weight's rows, a group's
-COLUMNS = gl.constexpr(128)
-PROCESSORS = 132
-SPAN = gl.constexpr(128)
+COLUMNS = gl.constexpr(warp_groups.COLUMNS)
+SPAN = gl.constexpr(warp_groups.SPAN)
+CODE_SLOTS = 3
 WIDTH = gl.constexpr(64)  # bytes of a span, and columns of either half of it
 # Lower or upper halves of two bytes, less a zero, times a scale.
 LOW_BFLOAT16 = gl.constexpr("""{
@@ -108,27 +108,26 @@ def _next(slot, phase, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def _place(unit, row_tiles, IN: gl.constexpr, OUT: gl.constexpr, SPLITS: gl.constexpr):
+def _place(unit, row_tiles, IN: gl.constexpr, OUT: gl.constexpr, EACH: gl.constexpr):
     """(first token's tile, first column, split, first step, the step after the last) of a unit of work"""
     COLUMN_TILES: gl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     STEPS: gl.constexpr = IN // SPAN
-    PART: gl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     split = unit // (row_tiles * COLUMN_TILES)
     column = unit // row_tiles % COLUMN_TILES * COLUMNS
-    return unit % row_tiles, column, split, split * PART, gl.minimum(split * PART + PART, STEPS)
+    return unit % row_tiles, column, split, split * EACH, gl.minimum(split * EACH + EACH, STEPS)
 
 
 @gluon.jit
 def _fetch(
     x_tiles, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens,
-    IN: gl.constexpr, OUT: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr,
+    IN: gl.constexpr, OUT: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr, ROWS: gl.constexpr,
     SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr,
 ):  # fmt: skip
     row_tiles = (tokens + ROWS - 1) // ROWS
     units = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) * SPLITS
     slot, phase, code_slot, code_phase = 0, 1, 0, 1
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row_tile, column, _, begin, end = _place(unit, row_tiles, IN, OUT, SPLITS)
+        row_tile, column, _, begin, end = _place(unit, row_tiles, IN, OUT, EACH)
         for step in range(begin, end):
             mbarrier.wait(codes_empty.index(code_slot), code_phase)
             full = codes_full.index(code_slot)
@@ -149,8 +148,8 @@ def _multiply(
     out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, stage, x_ring, code_ring,
     x_full, x_empty, codes_full, codes_empty, tokens,
     PART: gl.constexpr, IN: gl.constexpr, OUT: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
-    OFFSET: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr,
-    UNROLL: gl.constexpr,
+    OFFSET: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr, ROWS: gl.constexpr,
+    SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
     """PART: which 64 columns of a tile are this group's."""
     DTYPE: gl.constexpr = x_ring.dtype
@@ -168,7 +167,7 @@ def _multiply(
     units = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) * SPLITS
     slot, phase, code_slot, code_phase = 0, 0, 0, 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row_tile, column, split, begin, end = _place(unit, row_tiles, IN, OUT, SPLITS)
+        row_tile, column, split, begin, end = _place(unit, row_tiles, IN, OUT, EACH)
         column += PART * GROUP_COLUMNS
         mine = column + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, PAIRS))
         sums = gl.zeros([GROUP_COLUMNS, ROWS], gl.float32, SUMS)
@@ -237,6 +236,7 @@ def _packed_warp_groups(
     ZERO: gl.constexpr,
     OFFSET: gl.constexpr,
     SPLITS: gl.constexpr,
+    EACH: gl.constexpr,
     ROWS: gl.constexpr,
     SLOTS: gl.constexpr,
     CODE_SLOTS: gl.constexpr,
@@ -267,7 +267,7 @@ def _packed_warp_groups(
                 (
                     out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, first_stage, x_ring, code_ring,
                     x_full, x_empty, codes_full, codes_empty, tokens,
-                    0, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, ROWS, SLOTS, CODE_SLOTS, UNROLL,
+                    0, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS, UNROLL,
                 ),
             ),
             (
@@ -275,14 +275,14 @@ def _packed_warp_groups(
                 (
                     out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, second_stage, x_ring, code_ring,
                     x_full, x_empty, codes_full, codes_empty, tokens,
-                    1, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, ROWS, SLOTS, CODE_SLOTS, UNROLL,
+                    1, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS, UNROLL,
                 ),
             ),
             (
                 _fetch,
                 (
                     x_tiles, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens,
-                    IN, OUT, SPLITS, ROWS, SLOTS, CODE_SLOTS,
+                    IN, OUT, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS,
                 ),
             ),
         ],
@@ -291,30 +291,15 @@ def _packed_warp_groups(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class WarpGroupsTile:
-    """How a product is cut up."""
-
-    rows: int  # tokens of a tile
-    splits: int  # of the sum
-    slots: int  # of the ring that half steps of tokens go through
-    unroll: int = 2  # steps
-
-
-def warp_groups_tile(tokens: int, in_features: int, out_features: int) -> WarpGroupsTile:
-    tiles = triton.cdiv(tokens, 256) * triton.cdiv(out_features, COLUMNS.value)
-    steps, splits = in_features // SPAN.value, 1
-    while splits < 4 and 2 * splits * tiles <= PROCESSORS and steps % (4 * splits) == 0:
-        splits *= 2
-    return WarpGroupsTile(256, splits, 4 if splits == 1 else 6, 2 if steps % (2 * splits) == 0 else 1)
-
-
 def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None = None) -> torch.Tensor:
-    """packed_linear of a weight that warp_groups_take."""
+    """packed_linear of a weight that warp_groups_take. On no device nothing is computed, and a tile has to be given."""
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
-    tile = tile or warp_groups_tile(tokens, in_features, out_features)
+    multiprocessors = 1 if x.is_meta else warp_groups.multiprocessors_of(x.device)
+    tile = tile or warp_groups.warp_groups_tile(tokens, in_features, out_features, multiprocessors)
+    # A split without a step would wait for codes that never come.
+    assert warp_groups.splits_are_whole(in_features, tile.splits), tile
     whole = tile.splits == 1
     out = x.new_empty((tokens, out_features))
     to = out if whole else x.new_empty((tile.splits, tokens, out_features), dtype=torch.float32)
@@ -322,7 +307,7 @@ def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTi
     how = how_codes_are_read(weight, x.dtype)
     halves = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     pairs = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
-    _packed_warp_groups[(min(units, PROCESSORS),)](
+    _packed_warp_groups[(min(units, multiprocessors),)](
         TensorDescriptor.from_tensor(x, [tile.rows, WIDTH.value], halves),
         TensorDescriptor.from_tensor(weight.codes.view(torch.int16), [COLUMNS.value, WIDTH.value // 2], pairs),
         TensorDescriptor.from_tensor(out, [tile.rows, GROUP_COLUMNS.value], halves),
@@ -337,10 +322,12 @@ def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTi
         ZERO=how["ZERO"],
         OFFSET=how["OFFSET"],
         SPLITS=tile.splits,
+        EACH=warp_groups.steps_of_a_split(in_features, tile.splits),
         ROWS=tile.rows,
-        SLOTS=tile.slots,
-        CODE_SLOTS=3,
-        UNROLL=tile.unroll,
+        # What shared memory has room for beside a tile's results, if they go through it.
+        SLOTS=(4 if whole else 6) * 256 // tile.rows,
+        CODE_SLOTS=CODE_SLOTS,
+        UNROLL=warp_groups.unroll_of(in_features),
         num_warps=4,
     )
     if not whole:
