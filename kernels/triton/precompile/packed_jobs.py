@@ -59,7 +59,7 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
     feed_forward = ((model.hidden_size, 2 * features, True, False), (features, model.hidden_size, False, True))
     for in_features, out_features, gated, leaves in attention if model.experts else feed_forward + attention:
         sizes, added = (in_features, out_features), leaves and model.is_whole
-        for tile in _tiles(weight(*sizes)):
+        for tile in tiles_for_the_gpu(weight(*sizes)):
             yield lambda t=tile, s=sizes: multiply_in_groups(t, *s)
         if model.single_row:
             yield lambda s=sizes, g=gated, a=added: multiply_row(*s, gated=g, added=a)
@@ -68,7 +68,7 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
         yield lambda s=sizes: widened(weight(*s), dtype)
 
 
-def _tiles(weight: PackedWeight) -> list[WarpGroupsTile]:
+def tiles_for_the_gpu(weight: PackedWeight) -> list[WarpGroupsTile]:
     """Those of the GPU to compile for."""
     gpu, (major, minor) = driver.active, HOPPER
     if gpu.get_current_target().arch != 10 * major + minor or not warp_groups_take(weight):
