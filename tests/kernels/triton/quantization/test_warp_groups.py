@@ -166,8 +166,9 @@ def multiply(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None 
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tile"), [*((torch.bfloat16, tile) for tile in TILES), (torch.float16, None)], ids=str
+)
 @pytest.mark.parametrize(
     ("tokens", "in_features", "out_features", "group", "more"),
     [
