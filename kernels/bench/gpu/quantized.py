@@ -20,6 +20,7 @@ from kernels.triton.quantization.eight_bit_activations import quantize
 from kernels.triton.quantization.eight_bit_linear import EightBitTile, EightBitWeight
 from kernels.triton.quantization.packed_linear import packed_linear, widened
 from kernels.triton.quantization.packed_many_rows import packed_many_rows
+from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
 from kernels.triton.quantization.packed_weight import PackedWeight, pack
 from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
 
@@ -79,14 +80,15 @@ def measure(name: str, weight: QuantizedWeight) -> Iterator[Row]:
 
 
 def packed_rows() -> Iterator[Row]:
-    """Codes of 4 bits and many rows: packed_many_rows beside what is in use, a widened copy with cuBLAS, and cuBLAS."""
+    """Codes of 4 bits and many rows: the ways there are (groups of warps are a Hopper's), and cuBLAS."""
     for product, (in_features, out_features) in PRODUCTS.items():
         packed = pack(integers(out_features, in_features, 4, 128))
         copies = [packed, *(_copy(packed) for _ in range(copies_beyond_cache(packed.codes.nbytes, most=8) - 1))]
         wide = [widened(packed, torch.bfloat16) for _ in range(2)]
-        for tokens in (64, 128, 256, 512, 1024, 2048):
+        for tokens in (65, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192):
             x = torch.randn(tokens, in_features, dtype=torch.bfloat16, device="cuda")
             ways: dict[str, Callable[[PackedWeight], object]] = {
+                "warp groups": lambda w, x=x: packed_warp_groups(x, w),
                 "many rows": lambda w, x=x: packed_many_rows(x, w),
                 "in use": lambda w, x=x: packed_linear(x, w),
                 "widened": lambda w, x=x: functional.linear(x, widened(w, torch.bfloat16)),
@@ -94,7 +96,7 @@ def packed_rows() -> Iterator[Row]:
             times = {name: graph_us([lambda w=w, way=way: way(w) for w in copies], 2) for name, way in ways.items()}
             times["cuBLAS bf16"] = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in wide], 4)
             flops = 2 * tokens * in_features * out_features
-            yield Row("packed_rows", f"{product}, {tokens} rows", times, flops / times["many rows"] / 1e6, "TFLOP/s")
+            yield Row("packed_rows", f"{product}, {tokens} rows", times, flops / times["warp groups"] / 1e6, "TFLOP/s")
 
 
 def _copy(packed: object) -> object:

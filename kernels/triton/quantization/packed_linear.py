@@ -15,13 +15,15 @@ import triton.language as tl
 from kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
 from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from kernels.triton.quantization.split_sums import add_splits
+from kernels.triton.quantization.warp_groups import multiply_in_warp_groups
 
 ROWS = (16, 32, 64, 128)  # of a tile, at most
 COLUMNS = 64
 ENOUGH_PROGRAMS = 256
 MOST_SPLITS = 8
 FEW_ROWS = 64  # above, the matrix units are what bounds, and no longer what memory gives
-# Above these a widened copy and cuBLAS pay, which write and read 2 bytes an element beside that product.
+# Above these (of what warp_groups.py leaves) a widened copy and cuBLAS pay, which write and read 2 bytes an element
+# beside that product.
 MOST_ROWS, MOST_TILED_ROWS = 287, 512  # tiled: by packed_many_rows.py
 # The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
 PAIRS_FLOAT16 = tl.constexpr("""{
@@ -200,6 +202,8 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     if not tokens:
         return x.new_empty((0, out_features))
     if tokens > FEW_ROWS and shape is None:
+        if (out := multiply_in_warp_groups(x, weight)) is not None:
+            return out
         tiled = many_rows_takes(weight)
         if tokens > (MOST_TILED_ROWS if tiled else MOST_ROWS):
             return torch.nn.functional.linear(as_stored(x, weight), widened(weight, x.dtype), weight.bias)

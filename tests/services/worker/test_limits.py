@@ -33,9 +33,17 @@ def test_defaults_depend_on_the_device() -> None:
     assert wanted(device="cuda") == Limits(64, 512, 8192, 4096)
 
 
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "num_hidden_layers": 1} | {
-    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096
-}  # fmt: skip
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "num_hidden_layers": 1,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+}
 
 
 def block_size(changes: dict[str, Any], **settings: Any) -> int:

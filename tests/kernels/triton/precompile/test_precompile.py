@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import triton
 
-from kernels.triton.precompile import precompile
+from kernels.triton.precompile import packed_jobs, precompile
 from kernels.triton.precompile.jobs import jobs
 from kernels.triton.precompile.precompile import LatentShape, ModelShape, PackedShape, missing
+from kernels.triton.precompile.processes import AbsentGpu
+from kernels.triton.quantization.packed_weight import pack
+from kernels.triton.quantization.warp_groups import tiles_of
+from tests.kernels.triton.quantization.weights import integers
 
 TINY = ModelShape(256, 768, 8, 4, 32, 1000, True, 16, 8, "float16", "float16", single_row=True)
 PROGRAM = """
@@ -68,6 +73,22 @@ def test_products_with_codes_of_4_bits_have_jobs_that_compile(tmp_path: Path) ->
     assert first == 0
     wanted = {"_packed_row_linear", "_packed_many_rows", "_packed_linear"}
     assert wanted <= {path.stem for path in tmp_path.rglob("*.cubin")}
+
+
+def test_a_hopper_has_jobs_for_groups_of_warps_that_compile(tmp_path: Path) -> None:
+    shape = dataclasses.replace(TINY, packed=PackedShape(128, 8.0))
+    assert compile_some(tmp_path, "list(every(shape))[:1]", shape) == 0
+    assert {path.stem for path in tmp_path.rglob("*.cubin")} >= {"_packed_warp_groups"}
+
+
+@pytest.mark.parametrize(("gpu", "few"), [(AbsentGpu(90, 12), True), (AbsentGpu(80), False), (AbsentGpu(100), False)])
+def test_jobs_for_groups_of_warps_are_those_of_the_gpu(
+    gpu: AbsentGpu, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = pack(integers(1024, 2048, 128, 4, zeros=False))
+    monkeypatch.setattr(packed_jobs, "driver", Mock(active=gpu))
+    assert packed_jobs.tiles_for_the_gpu(weight) == (tiles_of(2048, 1024, 12) if few else [])
+    assert tiles_of(2048, 1024, 12) != tiles_of(2048, 1024, 132)
 
 
 @pytest.mark.slow

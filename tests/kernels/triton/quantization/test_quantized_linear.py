@@ -19,6 +19,7 @@ from kernels.triton.quantization.packed_weight import PackedWeight, pack
 from kernels.triton.single_row.row_linear import Norm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.quantization.weights import integers, on
 
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16
 SLACK = 2  # weights are rounded to 16 bits before the product, too
@@ -30,24 +31,6 @@ def representable(x: torch.Tensor) -> torch.Tensor:
     powers = torch.randint(-6, 3, x.shape).float().exp2() * x.sign()
     powers[..., ::32] = 448.0 * 0.25
     return powers.to(x)
-
-
-def integers(
-    out_features: int, in_features: int, group: int, bits: int, *, zeros: bool = True, **more: object
-) -> QuantizedWeight:
-    codes = torch.randint(2**bits, (out_features, in_features)).to(torch.uint8)
-    groups = in_features // group
-    scales = torch.rand(out_features, groups) / 2**bits + 0.01
-    subtracted = torch.randint(2**bits, (out_features, groups)).float() if zeros else None
-    return QuantizedWeight(codes, scales, subtracted, group_size=group, bits=bits, **more)
-
-
-def on(device: torch.device, weight: QuantizedWeight) -> QuantizedWeight:
-    moved = {name: value.to(device) for name, value in vars(weight).items() if isinstance(value, torch.Tensor)}
-    activations = weight.activations
-    if activations is not None and activations.scale is not None:
-        moved["activations"] = replace(activations, scale=activations.scale.to(device))
-    return replace(weight, **moved)
 
 
 def check(device: torch.device, x: torch.Tensor, weight: QuantizedWeight, kind: type, slack: float = SLACK) -> None:

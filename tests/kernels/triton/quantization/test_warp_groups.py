@@ -1,0 +1,262 @@
+"""4-bit weights and many rows by groups of warps: when, how products are cut up, and on a Hopper what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import sys
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.triton.quantization import packed_linear, warp_groups
+from kernels.triton.quantization.packed_weight import PackedWeight, pack
+from kernels.triton.quantization.warp_groups import (
+    COLUMNS,
+    LEAST_ROWS,
+    MOST_ROWS,
+    SPAN,
+    WarpGroupsTile,
+    is_hopper,
+    multiply_in_warp_groups,
+    splits_are_whole,
+    steps_of_a_split,
+    tiles_of,
+    unroll_of,
+    warp_groups_take,
+    warp_groups_tile,
+)
+from tests.kernels.triton.closeness import assert_close
+from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.quantization.weights import integers, on
+
+GATE_AND_UP, DOWN = (4096, 28_672), (14_336, 4096)
+SLACK = 2  # weights are rounded to 16 bits before the product, too
+
+
+def test_a_tile_has_as_many_rows_as_leave_work_for_all() -> None:
+    assert warp_groups_tile(256, *GATE_AND_UP, 132) == WarpGroupsTile(rows=256, splits=1)
+    assert warp_groups_tile(256, 4096, 6144, 132) == WarpGroupsTile(rows=128, splits=1)
+
+
+def test_sums_are_split_where_tiles_are_fewer_than_multiprocessors() -> None:
+    assert warp_groups_tile(256, *DOWN, 132) == WarpGroupsTile(rows=256, splits=4)
+    assert warp_groups_tile(256, *DOWN, 32) == WarpGroupsTile(rows=256, splits=1)
+    assert warp_groups_tile(1024, *DOWN, 132) == WarpGroupsTile(rows=256, splits=1)
+
+
+def test_every_split_has_whole_rounds_of_steps() -> None:
+    """A group of warps that had none would wait for codes that never come."""
+    for steps in range(1, 130):
+        in_features = steps * SPAN
+        unroll = unroll_of(in_features)
+        for tile in tiles_of(in_features, 512, 132):
+            assert splits_are_whole(in_features, tile.splits)
+            each = steps_of_a_split(in_features, tile.splits)
+            parts = [min(begin + each, steps) - begin for begin in range(0, tile.splits * each, each)]
+            assert sum(parts) == steps
+            assert all(part > 0 and part % unroll == 0 for part in parts), (steps, tile)
+
+
+def test_splits_without_a_step_are_told() -> None:
+    assert splits_are_whole(4 * SPAN, 2)
+    assert not splits_are_whole(4 * SPAN, 3)  # steps go by twos
+    assert not splits_are_whole(SPAN, 2)
+
+
+def test_tiles_to_compile_are_those_of_all_numbers_of_rows() -> None:
+    drawn = random.Random(0)
+    for _ in range(50):
+        sizes = drawn.randrange(1, 120) * SPAN, drawn.randrange(1, 250) * COLUMNS
+        multiprocessors = drawn.choice((78, 114, 132))
+        known = tiles_of(*sizes, multiprocessors)
+        for tokens in (LEAST_ROWS, MOST_ROWS, *(drawn.randint(LEAST_ROWS, MOST_ROWS) for _ in range(50))):
+            assert warp_groups_tile(tokens, *sizes, multiprocessors) in known
+
+
+def packed(out_features: int = 64, in_features: int = 256, group: int = 128, bits: int = 4, **more) -> PackedWeight:
+    return pack(integers(out_features, in_features, group, bits, **more))
+
+
+def test_weights_that_it_takes() -> None:
+    assert warp_groups_take(packed())
+    assert warp_groups_take(packed(group=256, order=torch.randperm(256), bias=torch.randn(64)))
+    assert warp_groups_take(packed(out_features=72, zeros=False))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        packed(group=64),
+        packed(in_features=192, group=192),
+        packed(bits=8),
+        packed(zeros=False, table=torch.randn(16)),
+        packed(out_features=68),
+    ],
+    ids=["short groups", "short spans", "8 bits", "table", "rows that begin between 16 bytes"],
+)
+def test_weights_that_are_left_to_others(weight: PackedWeight) -> None:
+    assert not warp_groups_take(weight)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What stands for the kernel, as if on a Hopper."""
+    kernel = Mock(return_value=torch.ones(1))
+    monkeypatch.setattr(warp_groups, "is_hopper", lambda device: True)
+    monkeypatch.setattr(warp_groups, "kernel_of_warp_groups", lambda: kernel)
+    monkeypatch.setattr(warp_groups, "_failed", set())
+    return kernel
+
+
+def test_many_rows_on_a_hopper_are_multiplied_by_it(kernel: Mock) -> None:
+    weight, x = packed(), torch.zeros(LEAST_ROWS, 256)
+    assert packed_linear.packed_linear(x, weight) is kernel.return_value
+    assert kernel.mock_calls[0].args[1] is weight
+
+
+@pytest.mark.parametrize("tokens", [LEAST_ROWS - 1, MOST_ROWS + 1])
+def test_other_numbers_of_rows_are_not(kernel: Mock, tokens: int) -> None:
+    assert multiply_in_warp_groups(torch.zeros(tokens, 256), packed()) is None
+    assert not kernel.called
+
+
+def test_what_does_not_compile_is_said_once_and_not_tried_again(kernel: Mock, caplog) -> None:
+    kernel.side_effect = RuntimeError("PassManager::run failed")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert multiply_in_warp_groups(torch.zeros(LEAST_ROWS, 256), packed()) is None
+    assert kernel.call_count == 1
+    assert len(caplog.records) == 1
+    assert "PassManager::run failed" in caplog.text
+
+
+def test_too_little_memory_is_no_reason_for_another_kernel(kernel: Mock) -> None:
+    kernel.side_effect = torch.OutOfMemoryError("none is left")
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            multiply_in_warp_groups(torch.zeros(LEAST_ROWS, 256), packed())
+
+
+def test_a_triton_with_another_gluon_is_said(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "kernels.triton.quantization.packed_warp_groups", None)
+    with caplog.at_level(logging.WARNING):
+        assert warp_groups.kernel_of_warp_groups.__wrapped__() is None
+    assert "packed_many_rows" in caplog.text
+
+
+def test_a_cpu_is_no_hopper() -> None:
+    assert not is_hopper(torch.device("cpu"))
+
+
+needs_hopper = pytest.mark.skipif(
+    not ON_GPU or torch.cuda.get_device_capability() != warp_groups.HOPPER, reason="no Hopper is here"
+)
+TILES = [None, *(WarpGroupsTile(rows, splits) for rows, splits in ((128, 1), (256, 1), (256, 2), (128, 3)))]
+
+
+def multiply(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None = None) -> torch.Tensor:
+    from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
+
+    return packed_warp_groups(x, weight, tile)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("dtype", "tile"), [*((torch.bfloat16, tile) for tile in TILES), (torch.float16, None)], ids=str
+)
+@pytest.mark.parametrize(
+    ("tokens", "in_features", "out_features", "group", "more"),
+    [
+        (65, 896, 136, 128, {}),
+        (128, 1280, 4096, 1280, {"zeros": False, "biased": True}),
+        (129, 1152, 8, 128, {"biased": True}),
+        (300, 768, 264, 256, {"ordered": True}),
+        (513, 4096, 6144, 128, {"zeros": False}),
+        (2100, 1280, 1032, 128, {"biased": True, "ordered": True}),
+    ],
+    ids=["zeros", "one group, bias", "few columns", "ordered", "alike", "everything"],
+)
+def test_products(device, tokens, in_features, out_features, group, more, dtype, tile) -> None:
+    options = {"bias": torch.randn(out_features).to(dtype)} if more.get("biased") else {}
+    if more.get("ordered"):
+        options["order"] = torch.randperm(in_features)
+    weight = on(device, integers(out_features, in_features, group, 4, zeros=more.get("zeros", True), **options))
+    if weight.zeros is None:
+        weight = dataclasses.replace(weight, zeros=torch.full_like(weight.scales, 8.0))
+    x = torch.randn(tokens, in_features).to(device, dtype)
+    assert warp_groups_take(pack(weight))
+    assert_close(multiply(x, pack(weight), tile), reference.quantized_linear(x.float(), weight), SLACK)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7])
+def test_sums_of_few_steps(device, steps: int) -> None:
+    weight = on(device, integers(200, steps * SPAN, SPAN, 4))
+    x = torch.randn(200, steps * SPAN).to(device, torch.bfloat16)
+    want = reference.quantized_linear(x.float(), weight)
+    for splits in (1, 2, 3, 4):
+        if splits_are_whole(steps * SPAN, splits):
+            assert_close(multiply(x, pack(weight), WarpGroupsTile(128, splits)), want, SLACK)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("tile", TILES[1:], ids=str)
+def test_long_sums_are_the_same_every_time(device, tile: WarpGroupsTile) -> None:
+    weight = on(device, integers(4096, 14_336, 128, 4))
+    made, x = pack(weight), torch.randn(300, 14_336, device=device, dtype=torch.bfloat16)
+    first = multiply(x, made, tile)
+    assert_close(first, reference.quantized_linear(x.float(), weight), SLACK)
+    for _ in range(200):
+        assert torch.equal(multiply(x, made, tile), first)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("tokens", [256, 1024])
+def test_a_graph_multiplies_what_is_there_when_it_is_replayed(device, tokens: int) -> None:
+    made = pack(on(device, integers(4096, 4096, 128, 4)))
+    first, second = (torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16) for _ in range(2))
+    x, wanted = first.clone(), [packed_linear.packed_linear(rows, made) for rows in (first, second)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = packed_linear.packed_linear(x, made)
+    for rows, want in zip((first, second), wanted, strict=True):
+        x.copy_(rows)
+        graph.replay()
+        assert torch.equal(out, want)
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_two_streams_do_not_disturb_each_other(device) -> None:
+    made = pack(on(device, integers(4096, 4096, 128, 4)))
+    inputs = [torch.randn(256, 4096, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    wanted = [multiply(x, made) for x in inputs]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    torch.cuda.synchronize(device)
+    for _ in range(50):
+        got = []
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(multiply(x, made))
+        torch.cuda.synchronize(device)
+        assert all(torch.equal(one, want) for one, want in zip(got, wanted, strict=True))
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_packed_linear_comes_here(device, monkeypatch) -> None:
+    kernel = Mock(side_effect=multiply)
+    monkeypatch.setattr(warp_groups, "kernel_of_warp_groups", lambda: kernel)
+    weight = on(device, integers(512, 512, 128, 4))
+    x = torch.randn(300, 512).to(device, torch.bfloat16)
+    got = packed_linear.packed_linear(x, pack(weight))
+    assert kernel.call_count == 1
+    assert_close(got, reference.quantized_linear(x.float(), weight), SLACK)
