@@ -23,7 +23,7 @@ HOPPER = (9, 0)
 SPAN = 128  # columns of a step
 COLUMNS = 128  # of a weight's rows, a tile's
 ALIGNED = 8  # out_features: the copy engine writes rows that begin at 16 bytes
-LEAST_ROWS, MOST_ROWS = 65, 8192  # of tokens: fewer are packed_linear.py's; more were not measured, and a widened copy's
+LEAST_ROWS, MOST_ROWS = 65, 8192  # of tokens: fewer are packed_linear.py's; more a widened copy's, not measured
 MOST_SPLITS = 4
 # Microseconds on an H100, by tokens of a tile: of a step, and of a tile beside its steps.
 STEP_US, TILE_US = {256: 1.36, 128: 0.92}, 2.0
