@@ -3,6 +3,7 @@ on from a saved state finds the one that the known tokens have left."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,21 +23,22 @@ from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.spec_decode.pair import Pair
 
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
-families = pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid", "falcon-h1"])
+DRAFTED = ("qwen3-next", "granite-hybrid", "falcon-h1")
+families = pytest.mark.parametrize("family", DRAFTED)
 
 
 class Knowing(HostProposer):
     """Knows what comes, but every fifth token, by its position, otherwise."""
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self._texts = [np.array(text, dtype=np.int32) for text in texts]
+    def __init__(self, texts: list[list[int]], block_size: int) -> None:
+        self._texts, self._block_size = [np.array(text, dtype=np.int32) for text in texts], block_size
 
     def propose(self, wanted: Wanted) -> Drafts | None:
         return self.search(wanted, self._find)
 
     def _find(self, tokens: I32, most: int) -> I32:
         begin, end = len(tokens), len(tokens) + most
-        assert (begin - 1) // SIZES["block_size"] == end // SIZES["block_size"], "the last token of a block is sure"
+        assert (begin - 1) // self._block_size == end // self._block_size, "the last token of a block is sure"
         known = next((text for text in self._texts if np.array_equal(text[:begin], tokens)), tokens)
         drafts = known[begin:end].copy()
         wrong = np.arange(begin, begin + len(drafts)) % 5 == 0
@@ -44,14 +46,21 @@ class Knowing(HostProposer):
         return drafts
 
 
-def drafting(checkpoint: Checkpoint, prompts: list[list[int]], max_tokens: int, **core: Any) -> Pair:
+def drafting(
+    checkpoint: Checkpoint,
+    prompts: list[list[int]],
+    max_tokens: int,
+    sizes: Mapping[str, Any] = SIZES,
+    **core: Any,
+) -> Pair:
     """A worker that has mostly right drafts for the answers to these."""
-    plain = pair(checkpoint, **SIZES)
+    plain = pair(checkpoint, **sizes)
     answers = [plain.ask(tokens, max_tokens=max_tokens, eos=()) for tokens in prompts]
     plain.run()
-    run = pair(checkpoint, THREE, core, **SIZES)
+    run = pair(checkpoint, THREE, core, **sizes)
     assert run.replica._speculation is not None
-    run.replica._speculation._proposer = Knowing([answer.prompt + answer.tokens for answer in answers])
+    texts = [answer.prompt + answer.tokens for answer in answers]
+    run.replica._speculation._proposer = Knowing(texts, sizes["block_size"])
     return run
 
 
@@ -125,7 +134,9 @@ def test_sampled_text_is_that_without_drafts(made: Make) -> None:
     plain.run()
     run = pair(checkpoint, {**THREE, "adaptive_length": True}, **SIZES)
     assert run.replica._speculation is not None
-    run.replica._speculation._proposer = Knowing([answer.prompt + answer.tokens for answer in expected])
+    run.replica._speculation._proposer = Knowing(
+        [answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]
+    )
     answers = [run.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     run.run()
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
