@@ -34,7 +34,7 @@ class Pieces:
     def of(self, num_rows: int) -> list[range]:
         """One if they are too few; all as long, but for the last."""
         count = max(1, min(self.most, num_rows // self.least_rows))
-        size = -(-num_rows // count)
+        size = max(1, -(-num_rows // count))
         return [range(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
 
