@@ -1,5 +1,5 @@
-"""What a rank builds whose sums overlap on any device, in pieces of few rows: its process imports this, and nothing that
-only tests need."""
+"""What a rank builds whose sums overlap on any device, in pieces of few rows: its process imports this, and nothing
+that only tests need."""
 
 from __future__ import annotations
 
