@@ -16,11 +16,11 @@ from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, gra
 from kernels.bench.timing import Row
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.triton.quantization import eight_bit_linear as eight_bit
-from kernels.triton.quantization import packed_linear
 from kernels.triton.quantization.eight_bit_activations import quantize
 from kernels.triton.quantization.eight_bit_linear import EightBitTile, EightBitWeight
-from kernels.triton.quantization.packed_linear import PackedWeight
+from kernels.triton.quantization.packed_linear import packed_linear, widened
 from kernels.triton.quantization.packed_many_rows import packed_many_rows
+from kernels.triton.quantization.packed_weight import PackedWeight, pack
 from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
 
 PRODUCTS = {  # in, out
@@ -81,15 +81,15 @@ def measure(name: str, weight: QuantizedWeight) -> Iterator[Row]:
 def packed_rows() -> Iterator[Row]:
     """Codes of 4 bits and many rows: packed_many_rows beside what is in use, a widened copy with cuBLAS, and cuBLAS."""
     for product, (in_features, out_features) in PRODUCTS.items():
-        packed = packed_linear.pack(integers(out_features, in_features, 4, 128))
+        packed = pack(integers(out_features, in_features, 4, 128))
         copies = [packed, *(_copy(packed) for _ in range(copies_beyond_cache(packed.codes.nbytes, most=8) - 1))]
-        wide = [packed_linear.widened(packed, torch.bfloat16) for _ in range(2)]
-        for tokens in (64, 128, 256, 512, 1024):
+        wide = [widened(packed, torch.bfloat16) for _ in range(2)]
+        for tokens in (64, 128, 256, 512, 1024, 2048):
             x = torch.randn(tokens, in_features, dtype=torch.bfloat16, device="cuda")
             ways: dict[str, Callable[[PackedWeight], object]] = {
                 "many rows": lambda w, x=x: packed_many_rows(x, w),
-                "in use": lambda w, x=x: packed_linear.packed_linear(x, w),
-                "widened": lambda w, x=x: functional.linear(x, packed_linear.widened(w, torch.bfloat16)),
+                "in use": lambda w, x=x: packed_linear(x, w),
+                "widened": lambda w, x=x: functional.linear(x, widened(w, torch.bfloat16)),
             }
             times = {name: graph_us([lambda w=w, way=way: way(w) for w in copies], 2) for name, way in ways.items()}
             times["cuBLAS bf16"] = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in wide], 4)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kernels.triton.precompile.precompile import ModelShape, PackedShape
-from kernels.triton.quantization.packed_linear import MANY_ROWS, ROWS, PackedWeight, packed_linear, span_of, widened
+from kernels.triton.quantization.packed_linear import MOST_ROWS, MOST_TILED_ROWS, ROWS, packed_linear, widened
+from kernels.triton.quantization.packed_weight import PackedWeight, span_of
 from kernels.triton.single_row.row_linear import Norm, row_linear
 
 
@@ -48,6 +49,6 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
         sizes, added = (in_features, out_features), leaves and model.is_whole
         if model.single_row:
             yield lambda s=sizes, g=gated, a=added: multiply_row(*s, gated=g, added=a)
-        for rows in sorted({*ROWS, MANY_ROWS - 1}, reverse=True):
+        for rows in sorted({*ROWS, MOST_ROWS, MOST_TILED_ROWS}, reverse=True):
             yield lambda r=rows, s=sizes: multiply(r, *s)
         yield lambda s=sizes: widened(weight(*s), dtype)

@@ -12,21 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
+from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from kernels.triton.quantization.split_sums import add_splits
 
-SPANS = (
-    128,
-    64,
-    32,
-)  # columns that are stored together: of 4-bit codes the first half of them in the lower halves of bytes
 ROWS = (16, 32, 64, 128)  # of a tile, at most
 COLUMNS = 64
 ENOUGH_PROGRAMS = 256
 MOST_SPLITS = 8
-MANY_ROWS = 288  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
-# Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
-OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
+FEW_ROWS = 64  # above, the matrix units are what bounds, and no longer what memory gives
+# Above these a widened copy and cuBLAS pay, which write and read 2 bytes an element beside that product.
+MOST_ROWS, MOST_TILED_ROWS = 287, 512  # tiled: by packed_many_rows.py
 # The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
 PAIRS_FLOAT16 = tl.constexpr("""{
 .reg .b32 a, b;
@@ -40,66 +36,6 @@ lop3.b32 $2, a, 0x000F000F, 0x64006400, 0xEA;
 lop3.b32 $3, b, 0x000F000F, 0x64006400, 0xEA;
 }""")
 PAIRS_BFLOAT16 = tl.constexpr(PAIRS_FLOAT16.value.replace("0x64006400", "0x43004300"))
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """Codes in the order in which products take them."""
-
-    codes: torch.Tensor  # [out_features, in_features], of 4 bits two to a byte: [out_features, in_features / 2]
-    scales: torch.Tensor  # float32 [groups, out_features]
-    zeros: torch.Tensor | None  # the same
-    zero: float  # of all codes, if there are no zeros
-    group_size: int
-    bits: int
-    span: int
-    table: torch.Tensor | None  # float32 [16]
-    order: torch.Tensor | None  # int32 [in_features]
-    bias: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.codes.size(1) * 8 // self.bits
-
-
-def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
-    in_features = weight.codes.size(1)
-    whole = weight.group_size >= SPANS[-1] and weight.group_size & (weight.group_size - 1) == 0
-    return (
-        dtype in OFFSETS
-        and weight.bits in (4, 8)
-        and in_features % SPANS[-1] == 0
-        and (whole or weight.scales.size(1) == 1)
-        and (weight.zeros is None or bool((weight.zeros == weight.zeros.round()).all()))  # subtracted in 16 bits
-    )
-
-
-def span_of(in_features: int, group_size: int) -> int:
-    return next(span for span in SPANS if in_features % span == 0 and group_size % span == 0)
-
-
-def pack(weight: QuantizedWeight) -> PackedWeight:
-    out_features, in_features = weight.codes.shape
-    group = in_features if weight.scales.size(1) == 1 else weight.group_size
-    span = span_of(in_features, group)
-    codes = weight.codes
-    if weight.bits == 4:
-        low, high = codes.view(out_features, -1, 2, span // 2).unbind(2)
-        codes = (low | high << 4).flatten(1)
-    zeros = None if weight.zeros is None else weight.zeros.float().t().contiguous()
-    alike = zeros is not None and bool((zeros == zeros[0, 0]).all())
-    return PackedWeight(
-        codes.contiguous(),
-        weight.scales.float().t().contiguous(),
-        None if alike else zeros,
-        float(zeros[0, 0]) if alike else 0.0,  # kernels are compiled for it: the same for all layers
-        group,
-        weight.bits,
-        span,
-        weight.table,
-        None if weight.order is None else weight.order.int(),
-        weight.bias,
-    )
 
 
 @triton.jit
@@ -257,26 +193,18 @@ def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
     return PackedTile(rows=rows, columns=COLUMNS, splits=splits, stages=5 if rows == ROWS[0] else 4, warps=4)
 
 
-def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
-    has_offset = weight.bits == 4 and weight.table is None
-    return {
-        "GROUP": weight.group_size,
-        "SPAN": weight.span,
-        "ZERO": weight.zero,
-        "OFFSET": OFFSETS[dtype] if has_offset else 0.0,
-        "PAIRED": not triton.knobs.runtime.interpret,
-    }
-
-
 def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | None = None) -> torch.Tensor:
     x = x.contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
     if not tokens:
         return x.new_empty((0, out_features))
-    if tokens >= MANY_ROWS and shape is None:
-        ordered = x if weight.order is None else x.index_select(1, weight.order)
-        return torch.nn.functional.linear(ordered, widened(weight, x.dtype), weight.bias)
+    if tokens > FEW_ROWS and shape is None:
+        tiled = many_rows_takes(weight)
+        if tokens > (MOST_TILED_ROWS if tiled else MOST_ROWS):
+            return torch.nn.functional.linear(as_stored(x, weight), widened(weight, x.dtype), weight.bias)
+        if tiled:
+            return packed_many_rows(x, weight)
     shape = shape or shape_for(tokens, in_features, out_features)
     out = x.new_empty((tokens, out_features))
     whole = shape.splits == 1

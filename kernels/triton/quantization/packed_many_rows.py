@@ -1,8 +1,7 @@
 """Activations of 16 bits times weights of 4, where there are many rows: the matrix units are what has to be kept busy.
 
 Codes are widened, less their zeros and times their scales, in registers, which are the first operand of a Hopper's
-matrix instructions; activations come by the copy engine. Nobody calls it yet: it is to pass its tests on a GPU first
-(`pytest -m gpu tests/kernels/triton/quantization`); `python -m kernels.bench.gpu packed_rows` says where it pays.
+matrix instructions; activations come by the copy engine. `python -m kernels.bench.gpu packed_rows` says where it pays.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.quantization.packed_linear import PackedWeight, how_codes_are_read
+from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from kernels.triton.quantization.split_sums import add_splits
 
 COLUMNS = 64
@@ -175,7 +174,7 @@ def many_rows_takes(weight: PackedWeight) -> bool:
 
 def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile | None = None) -> torch.Tensor:
     """packed_linear of a weight that many_rows_takes."""
-    x = (x if weight.order is None else x.index_select(1, weight.order)).contiguous()
+    x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
     tile = tile or tile_for(tokens, in_features, out_features)

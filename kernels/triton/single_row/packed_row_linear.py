@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.quantization.packed_linear import PackedWeight
+from kernels.triton.quantization.packed_weight import PackedWeight
 
 ROWS = 4  # of the weight, a program (of each half, if gated)
 MOST_QUADS = 64  # of four words, at a time: 16 bytes, 32 codes

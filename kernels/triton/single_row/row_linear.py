@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels.reference.linear import LinearWeight
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 from kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
-from kernels.triton.quantization.packed_linear import PackedWeight
+from kernels.triton.quantization.packed_weight import PackedWeight
 from kernels.triton.single_row.packed_row_linear import packed_row_linear
 from kernels.triton.single_row.row_narrow import Narrow, Norm, chunk_of, narrow_of_row, row_narrow
 

@@ -111,7 +111,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
     """`rows`: how long those of the weights are."""
     from kernels.triton.precompile import precompile
-    from kernels.triton.quantization.packed_linear import SPANS
+    from kernels.triton.quantization.packed_weight import SPANS
 
     if quantization is None or quantization.packed is None:
         return None

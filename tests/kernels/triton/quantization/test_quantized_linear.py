@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from kernels.reference.linear import LinearWeight
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.triton.quantization import eight_bit_linear, packed_linear
 from kernels.triton.quantization.eight_bit_linear import EightBitWeight
-from kernels.triton.quantization.packed_linear import PackedWeight, pack
 from kernels.triton.quantization.packed_many_rows import ManyRowsTile, many_rows_takes, packed_many_rows
+from kernels.triton.quantization.packed_weight import PackedWeight, pack
 from kernels.triton.single_row.row_linear import Norm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
@@ -86,9 +87,20 @@ def test_signed_codes_and_8_bit_floats(device):
 
 @pytest.mark.parametrize("order", [None, torch.arange(128).flip(0)])
 def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order):
-    monkeypatch.setattr(packed_linear, "MANY_ROWS", 8)
-    for bits in (4, 8):
-        check(device, torch.randn(9, 128), integers(40, 128, 32, bits, order=order), PackedWeight)
+    for name in ("FEW_ROWS", "MOST_ROWS", "MOST_TILED_ROWS"):
+        monkeypatch.setattr(packed_linear, name, 8)
+    monkeypatch.setattr(packed_linear, "packed_many_rows", None)
+    for bits, group in ((4, 32), (4, 64), (8, 32)):
+        check(device, torch.randn(9, 128), integers(40, 128, group, bits, order=order), PackedWeight)
+
+
+def test_rows_between_few_and_many_are_multiplied_in_tiles(device, monkeypatch):
+    monkeypatch.setattr(packed_linear, "FEW_ROWS", 8)
+    tiled = Mock(side_effect=packed_many_rows)
+    monkeypatch.setattr(packed_linear, "packed_many_rows", tiled)
+    for bits, group in ((4, 64), (4, 32), (8, 64)):
+        check(device, torch.randn(9, 128), integers(40, 128, group, bits, order=None), PackedWeight)
+    assert [call.args[1].span for call in tiled.mock_calls] == [64]
 
 
 @pytest.mark.parametrize("tile", [None, ManyRowsTile(128, 1), ManyRowsTile(256, 2), ManyRowsTile(128, 4)])

@@ -1,0 +1,94 @@
+"""Weights of 4 or 8 bits in the order in which products with activations of 16 bits take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.reference.quantized_linear import QuantizedWeight
+
+SPANS = (
+    128,
+    64,
+    32,
+)  # columns that are stored together: of 4-bit codes the first half of them in the lower halves of bytes
+# Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
+OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """Codes in the order in which products take them."""
+
+    codes: torch.Tensor  # [out_features, in_features], of 4 bits two to a byte: [out_features, in_features / 2]
+    scales: torch.Tensor  # float32 [groups, out_features]
+    zeros: torch.Tensor | None  # the same
+    zero: float  # of all codes, if there are no zeros
+    group_size: int
+    bits: int
+    span: int
+    table: torch.Tensor | None  # float32 [16]
+    order: torch.Tensor | None  # int32 [in_features]
+    bias: torch.Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.codes.size(1) * 8 // self.bits
+
+
+def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    in_features = weight.codes.size(1)
+    whole = weight.group_size >= SPANS[-1] and weight.group_size & (weight.group_size - 1) == 0
+    return (
+        dtype in OFFSETS
+        and weight.bits in (4, 8)
+        and in_features % SPANS[-1] == 0
+        and (whole or weight.scales.size(1) == 1)
+        and (weight.zeros is None or bool((weight.zeros == weight.zeros.round()).all()))  # subtracted in 16 bits
+    )
+
+
+def span_of(in_features: int, group_size: int) -> int:
+    return next(span for span in SPANS if in_features % span == 0 and group_size % span == 0)
+
+
+def pack(weight: QuantizedWeight) -> PackedWeight:
+    out_features, in_features = weight.codes.shape
+    group = in_features if weight.scales.size(1) == 1 else weight.group_size
+    span = span_of(in_features, group)
+    codes = weight.codes
+    if weight.bits == 4:
+        low, high = codes.view(out_features, -1, 2, span // 2).unbind(2)
+        codes = (low | high << 4).flatten(1)
+    zeros = None if weight.zeros is None else weight.zeros.float().t().contiguous()
+    alike = zeros is not None and bool((zeros == zeros[0, 0]).all())
+    return PackedWeight(
+        codes.contiguous(),
+        weight.scales.float().t().contiguous(),
+        None if alike else zeros,
+        float(zeros[0, 0]) if alike else 0.0,  # kernels are compiled for it: the same for all layers
+        group,
+        weight.bits,
+        span,
+        weight.table,
+        None if weight.order is None else weight.order.int(),
+        weight.bias,
+    )
+
+
+def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
+    has_offset = weight.bits == 4 and weight.table is None
+    return {
+        "GROUP": weight.group_size,
+        "SPAN": weight.span,
+        "ZERO": weight.zero,
+        "OFFSET": OFFSETS[dtype] if has_offset else 0.0,
+        "PAIRED": not triton.knobs.runtime.interpret,
+    }
+
+
+def as_stored(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """Columns in the order of those of the codes."""
+    return x if weight.order is None else x.index_select(1, weight.order)
