@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from services.worker.device.bytes_at import bytes_at
 from services.worker.device.peer_driver import PeerDriver, PeerMemoryError
+from services.worker.ranks.copied_sums import CopiedSums, GpuStreams, region_bytes
 from shared.logs import logger
 
 if TYPE_CHECKING:
@@ -17,14 +19,16 @@ if TYPE_CHECKING:
 
 log = logger("worker.ranks")
 
-# Of a part that is added up in one shot, while ranks are two: above it two shots are faster, which do not send each
-# byte twice. Of more ranks each sends so much in all.
-MOST_BYTES = 2 << 20
-# Of a part that is added up in two, by the number of ranks: above it NCCL is as fast.
+# By what two H100s take (bench_sums; the figures are in the worker's README). Of a part that is added up in one shot,
+# while ranks are two: above it two shots are faster, which do not send each byte twice. Of more ranks each sends so
+# much in all.
+MOST_BYTES = 1 << 20
+# Of a part that is added up in two, by the number of ranks: with so many programs faster than NCCL at each size that
+# was measured.
 TWO_SHOT_BYTES = {2: 128 << 20}
-OF_OTHERS = 64 << 20  # ranks that nobody has measured
+OF_OTHERS = 64 << 20  # numbers of ranks that were not measured
 CHUNK_BYTES = 16 << 20  # that a rank adds up at a time: it takes as much memory twice of each other rank
-PROGRAMS = 32  # of a GPU's multiprocessors, which products that run beside the sum have to do without
+PROGRAMS = 64  # of a GPU's multiprocessors: 8 are faster up to 2 MiB by 1 us, and slower above
 
 
 class Store(Protocol):
@@ -53,10 +57,11 @@ def open_exchange(
     store: Store, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
 ) -> Exchange | None:
     """The same for sums of many bytes. `name`: of this one, where there are several."""
-    from kernels.triton.two_shot_sums import BLOCK_BYTES, Exchange, region_bytes
+    from kernels.triton import two_shot_sums
+    from kernels.triton.two_shot_sums import BLOCK_BYTES, Exchange
 
     chunk_bytes = CHUNK_BYTES // (size - 1) // BLOCK_BYTES * BLOCK_BYTES
-    shared = _share(store, rank, size, region_bytes(size, chunk_bytes), name)
+    shared = _share(store, rank, size, two_shot_sums.region_bytes(size, chunk_bytes), name)
     if shared is None:
         return None
     regions = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
@@ -64,6 +69,22 @@ def open_exchange(
     exchange = Exchange(rank, chunk_bytes, num_programs, regions, calls)
     weakref.finalize(exchange, shared.free)
     return exchange
+
+
+def open_copied_sums(store: Store, rank: int, size: int, device: torch.device) -> CopiedSums | None:
+    """The same for sums beside products, of two ranks; None for more. Each has to ask whether it was greeted."""
+    shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
+    if shared is None:
+        return None
+    own, peer = shared.addresses[rank], shared.addresses[1 - rank]
+    sums = CopiedSums(PeerDriver.load(), bytes_at(own, region_bytes(), device), peer, GpuStreams(device))
+    weakref.finalize(sums, shared.free)
+    try:
+        sums.greet()
+    except PeerMemoryError as error:
+        log.warning("ranks add up behind products", reason=str(error))
+        return None
+    return sums
 
 
 def two_shot_pays(x: torch.Tensor, size: int) -> bool:
@@ -80,7 +101,7 @@ def _share(store: Store, rank: int, size: int, num_bytes: int, name: str) -> _Sh
         shared.exchange(store, rank, size, num_bytes, name)
     except (OSError, PeerMemoryError) as error:
         shared.free()
-        log.warning("ranks add up with NCCL alone", reason=str(error))
+        log.warning("ranks have no memory in common", reason=str(error))
         return None
     return shared
 

@@ -80,9 +80,11 @@ class Seat:
             context = Context(number, self.contexts, Together(self.contexts, device, lanes[lane]))
         if self.width == 1:
             return WHOLE, stage, context
-        together = Together(self.width, device, group, overlaps=overlaps)
+        together, met = Together(self.width, device, group), PrefixStore(f"stage {number}", store)
         if own_sums and device.type == "cuda":
-            together.open_peer_memory(PrefixStore(f"stage {number}", store), lane)
+            together.open_peer_memory(met, lane)
+        if overlaps:
+            together.open_beside(met, lane)
         return Shard(lane, self.width, together), stage, context
 
 

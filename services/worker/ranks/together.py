@@ -1,20 +1,19 @@
 """What ranks do together: collectives of torch.distributed, and sums of our own over memory that GPUs share.
 
 Sums of few bytes are one shot, each rank writing all it has to every other; those of more are two, each rank adding up
-a chunk; the rest is NCCL's. The sizes are measured (peer_memory.py). Many rows are not added up behind a product but
-beside it: the product is made in pieces of rows, and a piece is added up while the next one is made.
+a chunk; the rest is NCCL's. The sizes are measured (peer_memory.py). Many rows may be added up beside the product that
+makes them, in pieces (copied_sums.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.peer_memory import Store, open_exchange, open_mailbox, two_shot_pays
+from services.worker.ranks.peer_memory import Store, open_copied_sums, open_exchange, open_mailbox, two_shot_pays
 
 if TYPE_CHECKING:
     from kernels.triton.rank_sums import Mailbox
@@ -24,34 +23,31 @@ if TYPE_CHECKING:
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Of rows that are made and added up one after the other."""
+class Beside(Protocol):
+    """Sums of pieces of rows, while the next ones are made."""
 
-    least_rows: int  # of a piece
-    most: int
+    def was_greeted(self) -> bool:
+        """By all others, whose opener has returned."""
 
-    def of(self, num_rows: int) -> list[range]:
-        """One if they are too few; all as long, but for the last."""
-        count = max(1, min(self.most, num_rows // self.least_rows))
-        size = max(1, -(-num_rows // count))
-        return [range(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+    def cuts(self, num_rows: int) -> list[range]:
+        """Pieces that pay, in order; one if none do."""
+
+    def add_up_made(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor: ...
 
 
-# By device. The sum of the last piece is what nothing is computed beside; a product of fewer rows does not fill a GPU.
-OVERLAP = {"cuda": Pieces(least_rows=1024, most=4)}
+# By device; each gives None where this rank cannot, and the others are asked.
+BESIDE: dict[str, Callable[[Store, int, int, torch.device], Beside | None]] = {"cuda": open_copied_sums}
 
 
 class Together:
     """In the order of the device's work."""
 
-    def __init__(self, size: int, device: torch.device, group: Any = None, *, overlaps: bool = False) -> None:
-        """`group`: None for that of all ranks. `overlaps`: sums of many rows are added up beside the products."""
+    def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
+        """`group`: None for that of all ranks."""
         self._size, self._device, self._group = size, device, group
         self._mailbox: Mailbox | None = None
         self._exchange: Exchange | None = None
-        self._pieces = OVERLAP.get(device.type) if overlaps else None
-        self._side: torch.cuda.Stream | None = None  # where pieces are added up
+        self._beside: Beside | None = None
 
     @property
     def joins_chains(self) -> bool:
@@ -71,6 +67,15 @@ class Together:
         exchange = open_exchange(store, rank, self._size, self._device)
         if self.least(int(exchange is not None)):
             self._exchange = exchange
+
+    def open_beside(self, store: Store, rank: int) -> None:
+        """Many rows are then added up beside what makes them, if all ranks can."""
+        opener = BESIDE.get(self._device.type)
+        if opener is None:
+            return
+        beside = opener(store, rank, self._size, self._device)
+        if self.least(int(beside is not None)) and self.least(int(beside is not None and beside.was_greeted())):
+            self._beside = beside
 
     def add_up(self, x: Tensor) -> Tensor:
         return self._sum(x.contiguous(), None)
@@ -93,41 +98,11 @@ class Together:
         return x if residual is None else residual.add_(x)
 
     def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        cuts = [] if self._pieces is None else self._pieces.of(rows.size(0))
-        if len(cuts) < 2:
+        beside = self._beside
+        cuts = [] if beside is None else beside.cuts(rows.size(0))
+        if beside is None or len(cuts) < 2:
             return self.add_up(make(rows))
-        made: list[Tensor] = []  # kept until all is added up: its memory is read beside what comes next
-        sums, waits = rows, []
-        for cut in cuts:
-            made.append(make(rows[cut.start : cut.stop]).contiguous())
-            if cut.start == 0:
-                sums = made[0].new_empty(rows.size(0), *made[0].shape[1:])
-            waits.append(self._begin(made[-1], sums[cut.start : cut.stop]))
-        for wait in waits:
-            wait()
-        return sums
-
-    def _begin(self, part: Tensor, out: Tensor) -> Callable[[], object]:
-        """The sum of all ranks' parts goes to `out`, beside what comes next on the device; what comes behind a call of
-        the result waits for it."""
-        if self._exchange is not None and two_shot_pays(part, self._size):
-            return self._begin_two_shots(part, out, self._exchange)
-        out.copy_(part)
-        work = distributed.all_reduce(out, group=self._group, async_op=True)
-        assert work is not None, "this rank is one of the group"
-        return work.wait
-
-    def _begin_two_shots(self, part: Tensor, out: Tensor, exchange: Exchange) -> Callable[[], object]:
-        from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
-
-        if self._side is None:  # before others, or it would wait for the products that it is to run beside
-            self._side = torch.cuda.Stream(self._device, priority=-1)
-        side, computing = self._side, torch.cuda.current_stream(self._device)
-        side.wait_stream(computing)
-        with torch.cuda.stream(side):
-            two_shot_sum_of_ranks(part, exchange, out=out)
-        done = side.record_event()
-        return lambda: computing.wait_event(done)
+        return beside.add_up_made(rows, cuts, make)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return self.gather(x.contiguous()).transpose(0, 1).reshape(x.size(0), -1)

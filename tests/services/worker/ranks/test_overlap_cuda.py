@@ -1,4 +1,4 @@
-"""The same on GPUs, where pieces are added up on a stream of their own. Run where there are two: pytest -m gpu."""
+"""The same on GPUs, where copy engines bring the pieces over. Run where there are two: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ pytestmark = pytest.mark.gpu
 Make = Callable[[str], Checkpoint]
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["two shots", "NCCL"])
 @pytest.mark.parametrize("way", ["eager", "chunks in graphs"])
 @pytest.mark.parametrize("family", ["llama-biases-tied", "qwen2-moe"])
 def test_pieces_say_what_transformers_says(
-    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str, own: bool
+    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str
 ) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    monkeypatch.setattr(together, "OVERLAP", in_pieces.OVERLAP)
-    made, settings = checkpoint(family), {"device": "cuda", "custom_all_reduce": own, **WAYS[way]}
+    monkeypatch.setattr(together, "BESIDE", in_pieces.BESIDE)
+    in_pieces.added.clear()
+    made, settings = checkpoint(family), {"device": "cuda", "overlap_all_reduce": True, **WAYS[way]}
     with ranked(made.folder, build=in_pieces.build, **settings) as rig:
         mixed_steps(rig)
         assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
+        assert in_pieces.added or way != "eager"
