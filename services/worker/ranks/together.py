@@ -57,6 +57,11 @@ class Together:
     def has_two_shots(self) -> bool:
         return self._exchange is not None
 
+    @property
+    def is_beside(self) -> bool:
+        """Many rows are added up beside what makes them."""
+        return self._beside is not None
+
     def open_peer_memory(self, store: Store, rank: int) -> None:
         """Sums are then the work of one kernel of our own, up to the size from which NCCL is faster, if all ranks can
         write to each other."""

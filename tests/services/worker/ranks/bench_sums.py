@@ -4,7 +4,8 @@ python -m tests.services.worker.ranks.bench_sums [--device cpu] [--ranks 2] [--p
 
 A GPU each, or gloo. On GPUs all ways in turn, inside of CUDA graphs: NCCL, one shot and two shots of our own, the
 latter with so many programs. `--products`: instead, the product of so many rows before such a sum, [rows, in] x
-[in, 4096] in bfloat16: alone, with the sum behind it, and with the sums of its pieces beside it.
+[in, 4096] in bfloat16: alone, with NCCL's sum behind it, with two shots of so many programs, and in so many pieces that
+copy engines bring over beside it; without graphs, but launched before the GPU begins.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
+from services.worker.ranks.copied_sums import CopiedSums, Pieces
 from services.worker.ranks.local import LOOPBACK, _meeting_place
 from services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
 from services.worker.ranks.seat import Seat, leave
-from services.worker.ranks.together import Pieces, Together
+from services.worker.ranks.together import Together
 
 SIZES = [1 << power for power in range(13, 28)]  # 8 KiB to 128 MiB
 FEW = 256 << 10  # two shots are not asked for less
 IN_A_GRAPH = 20
+LAUNCHED = 10
+LAUNCHING = 20_000_000  # cycles, in which all of them are launched
 ROUNDS = 7
 PRODUCTS = [(rows, inputs) for inputs in (2048, 7168) for rows in (2048, 4096, 8192)]  # of Llama-3-8B's halves
 PIECES = (2, 4, 8)
@@ -79,20 +83,41 @@ def products(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...])
         rows = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
         weight = torch.randn(4096, inputs, dtype=torch.bfloat16, device=device)
         make = functools.partial(torch.nn.functional.linear, weight=weight)
-        alone = {"alone": _us(functools.partial(make, rows), kind)}
-        for name, exchange in {"NCCL": None, **exchanges}.items():
-            together._exchange = exchange  # type: ignore[assignment]
-            told.send((f"{num_rows} x {inputs}, {name}:", {**alone, **dict(_beside(together, rows, make, kind))}))
+        ways = {"alone": functools.partial(make, rows), **dict(_sums_of(together, exchanges, rows, make))}
+        told.send((f"{num_rows} x {inputs}", {name: _us_launched(work) for name, work in ways.items()}))
     leave()
 
 
-def _beside(
-    together: Together, rows: Tensor, make: Callable[[Tensor], Tensor], kind: str
-) -> Iterator[tuple[str, float]]:
-    yield "behind", _us(lambda: together.add_up(make(rows)), kind)
+def _sums_of(
+    together: Together, exchanges: dict[str, object], rows: Tensor, make: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Work]]:
+    from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+
+    yield "NCCL", lambda: distributed.all_reduce(make(rows))
+    for name, exchange in exchanges.items():
+        yield name, functools.partial(lambda exchange: two_shot_sum_of_ranks(make(rows), exchange), exchange)
+    beside = together._beside
+    assert isinstance(beside, CopiedSums)
     for count in PIECES:
-        together._pieces = Pieces(1, count)
-        yield f"in {count}", _us(lambda: together.add_up_made(rows, make), kind)
+        cuts = Pieces(1, count).of(rows.size(0))
+        yield f"copied in {count}", functools.partial(beside.add_up_made, rows, cuts, make)
+
+
+def _us_launched(work: Work) -> float:
+    work()
+    found = []
+    for _ in range(ROUNDS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        distributed.barrier()
+        torch.cuda._sleep(LAUNCHING)
+        began.record()
+        for _ in range(LAUNCHED):
+            work()
+        ended.record()
+        torch.cuda.synchronize()
+        found.append(1e3 * began.elapsed_time(ended) / LAUNCHED)
+    return statistics.median(found)
 
 
 def _us(work: Work, kind: str) -> float:
@@ -125,7 +150,7 @@ def main() -> None:
     parser.add_argument("--products", action="store_true")
     asked = parser.parse_args()
     programs = tuple(map(int, asked.programs.split(",")))
-    work, count = (products, len(PRODUCTS) * (1 + len(programs))) if asked.products else (times, len(SIZES))
+    work, count = (products, len(PRODUCTS)) if asked.products else (times, len(SIZES))
     store, port = _meeting_place(LOOPBACK, asked.ranks)
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(asked.ranks)]

@@ -89,7 +89,7 @@ def _made_in_pieces(together: Together, rank: int, size: int, device: torch.devi
     wrong = []
     seeds = torch.Generator().manual_seed(rank)
     weight = torch.randint(-2, 3, (1024, 4096), generator=seeds).to(device, torch.bfloat16)
-    for num_rows in (1, 2048, 5000, 8192):
+    for num_rows in (1, 2048, 5000, 8192, 20_000):
         rows = torch.randint(-1, 2, (num_rows, 1024), generator=seeds).to(device, torch.bfloat16)
         want = together.add_up((rows @ weight).clone())
         for _ in range(20):
@@ -100,11 +100,30 @@ def _made_in_pieces(together: Together, rank: int, size: int, device: torch.devi
     return wrong
 
 
+def _never_of_another_piece(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """As _never_of_another_call, of sums beside what makes them."""
+    both, own = random.Random(2), random.Random(rank + 3)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(CALLS):
+        rows = torch.empty(both.choice((2048, 3000, 8192, 9000)), 1, dtype=both.choice(DTYPES), device=device)
+        columns, value = 16 * both.choice((64, 256, 512)), float(rank + call % 32)
+
+        def make(piece: torch.Tensor, columns: int = columns, value: float = value) -> torch.Tensor:
+            if own.random() < 0.1:
+                torch.cuda._sleep(own.randrange(1_000_000))
+            return torch.full((piece.size(0), columns), value, dtype=piece.dtype, device=device)
+
+        total = together.add_up_made(rows, make)
+        wrong += (total != sum(other + call % 32 for other in range(size))).any()
+    return [f"{int(wrong)} of {CALLS} calls"] if int(wrong) else []
+
+
 CHECKS: dict[str, Check] = {
     "sums": _sums,
     "graphs": _recorded,
     "stale flags": _never_of_another_call,
     "pieces": _made_in_pieces,
+    "stale pieces": _never_of_another_piece,
 }
 
 
@@ -113,7 +132,7 @@ def _rank(seat: Seat, told: Connection) -> None:
     torch.cuda.set_device(device)
     together = seat.join(device, own_sums=True, overlaps=True)[0].collectives
     assert isinstance(together, Together)
-    told.send(together.joins_chains and together.has_two_shots)
+    told.send(together.joins_chains and together.has_two_shots and together.is_beside == (seat.size == 2))
     for name, check in CHECKS.items():
         told.send((name, check(together, seat.rank, seat.size, device)))
     leave()
