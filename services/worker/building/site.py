@@ -85,7 +85,8 @@ def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
-    shard, stage, context = seat.join(device.torch_device, own_sums=settings.own_sums)
+    own, overlaps = settings.own_sums, settings.overlaps_sums
+    shard, stage, context = seat.join(device.torch_device, own_sums=own, overlaps=overlaps)
     shard = replace(shard, whole_experts=settings.expert_parallel, spare_experts=num_copies // seat.width)
     return Placement(
         ops,

@@ -13,6 +13,7 @@ DRIVER = "libcuda.so.1"
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1  # enabled when a handle is opened
 _DEVICE_MEMORY = 2
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: of the difference, so that numbers may begin anew
 
 
 class PeerMemoryError(RuntimeError):
@@ -77,7 +78,7 @@ class PeerDriver:
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
-        self._call("cuCtxSynchronize")
+        self.synchronize()
         return address.value or 0
 
     def extent(self, address: int) -> tuple[int, int]:
@@ -112,12 +113,34 @@ class PeerDriver:
         """From one address to another; returns when it is done."""
         copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoD_v2", *copied)
+        self.synchronize()
+
+    def copy_in_order(self, source: int, target: int, num_bytes: int, stream: int) -> None:
+        """Behind what the stream has to do so far. Between two GPUs that is the work of a copy engine."""
+        copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
+        self._call("cuMemcpyDtoDAsync_v2", *copied, ctypes.c_void_p(stream))
+
+    def write_in_order(self, address: int, number: int, stream: int) -> None:
+        """4 bytes, in any GPU's memory, once all that the stream has written before can be seen."""
+        written = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(0)
+        self._call("cuStreamWriteValue32_v2", ctypes.c_void_p(stream), *written)
+
+    def wait_in_order(self, address: int, number: int, stream: int) -> None:
+        """What follows on the stream waits for 4 bytes here to be as much or more; no multiprocessor does."""
+        awaited = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(_AT_LEAST)
+        self._call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), *awaited)
+
+    def synchronize(self) -> None:
+        """All that was begun in this context is done."""
         self._call("cuCtxSynchronize")
 
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self.library, name)(*arguments)
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise PeerMemoryError(f"this driver has no {name}")
+        status = function(*arguments)
         if status:
             raise PeerMemoryError(f"{name} gave {status}")

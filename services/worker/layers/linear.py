@@ -198,6 +198,9 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
+        is_adapted = self.adapters is not None and self.adapters.is_active  # rows by their places in the step
+        if self._adds_up and not is_adapted:
+            return self._shard.collectives.add_up_made(x, self._product)
         result = self._product(x)
         if self.adapters is not None:
             self.adapters.add(x, result)

@@ -7,7 +7,7 @@ next are cut alike, so that what is between them stays with its rank, and the re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +33,10 @@ class Collectives(Protocol):
         """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
         that are launched before their inputs are there (kernels.triton.pdl)."""
 
+    def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sum over all ranks of what each makes of its own `rows`, of each row by itself: [num_rows, n] ->
+        [num_rows, m]. Many rows may be made in pieces, each of which is added up while the next is made."""
+
     def side_by_side(self, x: Tensor) -> Tensor:
         """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
 
@@ -57,6 +61,9 @@ class _Alone:
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         residual += x
+
+    def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        return make(rows)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return x

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from services.worker.layers.context import ALL_TOKENS, Context
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.layers.stages import ALL_LAYERS, Stage
 from services.worker.ranks.link import open_link
-from services.worker.ranks.peer_memory import Store, open_mailbox
+from services.worker.ranks.together import Together
 
-if TYPE_CHECKING:
-    from kernels.triton.rank_sums import Mailbox
-
-# By the name that torch has for it: a newer one, or that of 2.11.
-GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEETING = timedelta(minutes=10)  # a rank may have to be started on another host
 # Longest that a collective waits: rank 0 may compile kernels meanwhile. Steps have a watch of their own (engine.py).
@@ -55,9 +48,11 @@ class Seat:
         """Ranks that the tensors of a stage are cut among."""
         return self.size // (self.stages * self.contexts)
 
-    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage, Context]:
+    def join(
+        self, device: torch.device, *, own_sums: bool = False, overlaps: bool = False
+    ) -> tuple[Shard, Stage, Context]:
         """Meets the other ranks, all of which have to come; once in a process, until leave(). `own_sums`: GPUs add up
-        few rows in memory that they write to each other, if they can."""
+        in memory that they write to each other, if they can. `overlaps`: many rows are added up beside products."""
         if self.size == 1:
             return WHOLE, ALL_LAYERS, ALL_TOKENS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
@@ -85,9 +80,11 @@ class Seat:
             context = Context(number, self.contexts, Together(self.contexts, device, lanes[lane]))
         if self.width == 1:
             return WHOLE, stage, context
-        together = Together(self.width, device, group)
+        together, met = Together(self.width, device, group), PrefixStore(f"stage {number}", store)
         if own_sums and device.type == "cuda":
-            together.open_mailbox(PrefixStore(f"stage {number}", store), lane)
+            together.open_peer_memory(met, lane)
+        if overlaps:
+            together.open_beside(met, lane)
         return Shard(lane, self.width, together), stage, context
 
 
@@ -100,60 +97,3 @@ def leave() -> None:
         distributed.destroy_process_group()
     while _named_here:
         os.environ.pop(_named_here.pop(), None)  # the next group may meet elsewhere
-
-
-class Together:
-    """Collectives of torch.distributed, and sums of our own if asked for, in the order of the device's work."""
-
-    def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
-        """`group`: None for that of all ranks."""
-        self._size, self._device, self._group = size, device, group
-        self._mailbox: Mailbox | None = None
-
-    @property
-    def joins_chains(self) -> bool:
-        return self._mailbox is not None
-
-    def open_mailbox(self, store: Store, rank: int) -> None:
-        """Sums of few bytes are then the work of one kernel of our own, if all ranks can write to each other."""
-        mailbox = open_mailbox(store, rank, self._size, self._device)
-        if self.least(int(mailbox is not None)):
-            self._mailbox = mailbox
-
-    def add_up(self, x: Tensor) -> Tensor:
-        return self._sum(x.contiguous(), None)
-
-    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
-        self._sum(x.contiguous(), residual, pdl=pdl)
-
-    def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
-        """In place of the residual, or of `x`."""
-        if self._mailbox is not None:
-            from kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
-
-            if sum_of_ranks_takes(x, self._mailbox):
-                return sum_of_ranks(x, self._mailbox, residual, pdl=pdl)
-        distributed.all_reduce(x, group=self._group)
-        return x if residual is None else residual.add_(x)
-
-    def side_by_side(self, x: Tensor) -> Tensor:
-        return self.gather(x.contiguous()).transpose(0, 1).reshape(x.size(0), -1)
-
-    def gather(self, x: Tensor) -> Tensor:
-        parts = x.new_empty((self._size * x.size(0), *x.shape[1:]))
-        GATHER(parts, x, group=self._group)
-        return parts.view(self._size, *x.shape)
-
-    def from_first(self, x: Tensor) -> None:
-        distributed.broadcast(x, group=self._group, group_src=0)
-
-    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
-        wanted = [(distributed.isend, *each) for each in sent] + [(distributed.irecv, *each) for each in received]
-        works = [distributed.P2POp(do, tensor, group=self._group, group_peer=rank) for do, tensor, rank in wanted]
-        for work in distributed.batch_isend_irecv(works) if works else ():
-            work.wait()
-
-    def least(self, value: int) -> int:
-        shared = torch.tensor(value, dtype=torch.int64, device=self._device)
-        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN, group=self._group)
-        return int(shared.item())

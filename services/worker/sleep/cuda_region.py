@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.worker.device.bytes_at import bytes_at
 from services.worker.kv.kv_memory import GIB
 from shared.errors import FailedPrecondition, ResourceExhausted
 
@@ -154,16 +155,4 @@ class CudaRegion:
 
     def tensor(self, device: torch.device) -> Tensor:
         """uint8, of all of it; what is not taken must not be touched. Some is taken: torch looks where it is."""
-        return torch.as_tensor(_Bytes(self._address, self.num_bytes), device=device)
-
-
-class _Bytes:
-    """Tells torch where memory is that is not its own."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        return bytes_at(self._address, self.num_bytes, device)

@@ -1,13 +1,17 @@
-"""What two ranks take to add up, by the size of their parts.
+"""What ranks take to add up, by the size of their parts.
 
-python -m tests.services.worker.ranks.bench_sums [--device cpu]
+python -m tests.services.worker.ranks.bench_sums [--device cpu] [--ranks 2] [--programs 8,16,32] [--products]
 
-A GPU each, or gloo. On GPUs both ways in turn, inside of CUDA graphs: NCCL, and the kernel of our own.
+A GPU each, or gloo. On GPUs all ways in turn, inside of CUDA graphs: NCCL, one shot and two shots of our own, the
+latter with so many programs. `--products`: instead, the product of so many rows before such a sum, [rows, in] x
+[in, 4096] in bfloat16: alone, with NCCL's sum behind it, with two shots of so many programs, and in so many pieces that
+copy engines bring over beside it; without graphs, but launched before the GPU begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import statistics
 import time
@@ -17,35 +21,106 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
+from services.worker.ranks.copied_sums import CopiedSums, Pieces
 from services.worker.ranks.local import LOOPBACK, _meeting_place
-from services.worker.ranks.peer_memory import MOST_BYTES
-from services.worker.ranks.seat import Seat, Together, leave
+from services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
+from services.worker.ranks.seat import Seat, leave
+from services.worker.ranks.together import Together
 
-SIZES = [1 << power for power in range(13, 27)]  # 8 KiB to 64 MiB
+SIZES = [1 << power for power in range(13, 28)]  # 8 KiB to 128 MiB
+FEW = 256 << 10  # two shots are not asked for less
 IN_A_GRAPH = 20
+LAUNCHED = 10
+LAUNCHING = 20_000_000  # cycles, in which all of them are launched
 ROUNDS = 7
+PRODUCTS = [(rows, inputs) for inputs in (2048, 7168) for rows in (2048, 4096, 8192)]  # of Llama-3-8B's halves
+PIECES = (2, 4, 8)
+Work = Callable[[], object]
 
 
-def times(seat: Seat, told: Connection, kind: str) -> None:
-    """Sends a row for each size: bytes, then microseconds by way."""
+def times(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
+    """Sends a row for each size: what it is, then microseconds by way."""
     device = torch.device(kind, seat.rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
     together = seat.join(device, own_sums=True)[0].collectives
     assert isinstance(together, Together)
+    exchanges = dict(_exchanges(seat, device, programs)) if together.joins_chains else {}
     for size in SIZES:
         part = torch.zeros(1, size // 2, dtype=torch.bfloat16, device=device)
-        told.send((size, {name: _us(work, kind) for name, work in _ways(together, part)}))
+        found = {name: _us(work, kind) for name, work in _ways(together, exchanges, part)}
+        told.send((f"{size >> 10:>8} KiB", found))
     leave()
 
 
-def _ways(together: Together, part: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+def _exchanges(seat: Seat, device: torch.device, programs: tuple[int, ...]) -> Iterator[tuple[str, object]]:
+    store = distributed.distributed_c10d._get_default_store()
+    for count in programs:
+        name = f"two shots, {count}"
+        exchange = open_exchange(store, seat.rank, seat.size, device, num_programs=count, name=name)
+        assert exchange is not None, "one shot could"
+        yield name, exchange
+
+
+def _ways(together: Together, exchanges: dict[str, object], part: Tensor) -> Iterator[tuple[str, Work]]:
     yield distributed.get_backend(), lambda: distributed.all_reduce(part)
     if together.joins_chains and part.nbytes <= MOST_BYTES:
-        yield "own", lambda: together.add_up(part)
+        yield "one shot", lambda: together.add_up(part)
+    for name, exchange in exchanges.items() if part.nbytes >= FEW else ():
+        from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+
+        yield name, functools.partial(two_shot_sum_of_ranks, part, exchange)
 
 
-def _us(work: Callable[[], object], kind: str) -> float:
+def products(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...]) -> None:
+    """As times()."""
+    device = torch.device(kind, seat.rank)
+    torch.cuda.set_device(device)
+    together = seat.join(device, own_sums=True, overlaps=True)[0].collectives
+    assert isinstance(together, Together)
+    exchanges = dict(_exchanges(seat, device, programs))
+    for num_rows, inputs in PRODUCTS:
+        rows = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
+        weight = torch.randn(4096, inputs, dtype=torch.bfloat16, device=device)
+        make = functools.partial(torch.nn.functional.linear, weight=weight)
+        ways = {"alone": functools.partial(make, rows), **dict(_sums_of(together, exchanges, rows, make))}
+        told.send((f"{num_rows} x {inputs}", {name: _us_launched(work) for name, work in ways.items()}))
+    leave()
+
+
+def _sums_of(
+    together: Together, exchanges: dict[str, object], rows: Tensor, make: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Work]]:
+    from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+
+    yield "NCCL", lambda: distributed.all_reduce(make(rows))
+    for name, exchange in exchanges.items():
+        yield name, functools.partial(lambda exchange: two_shot_sum_of_ranks(make(rows), exchange), exchange)
+    beside = together._beside
+    assert isinstance(beside, CopiedSums)
+    for count in PIECES:
+        cuts = Pieces(1, count).of(rows.size(0))
+        yield f"copied in {count}", functools.partial(beside.add_up_made, rows, cuts, make)
+
+
+def _us_launched(work: Work) -> float:
+    work()
+    found = []
+    for _ in range(ROUNDS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        distributed.barrier()
+        torch.cuda._sleep(LAUNCHING)
+        began.record()
+        for _ in range(LAUNCHED):
+            work()
+        ended.record()
+        torch.cuda.synchronize()
+        found.append(1e3 * began.elapsed_time(ended) / LAUNCHED)
+    return statistics.median(found)
+
+
+def _us(work: Work, kind: str) -> float:
     work()
     if kind == "cpu":
         return statistics.median(_taken(work) for _ in range(ROUNDS))
@@ -60,7 +135,7 @@ def _us(work: Callable[[], object], kind: str) -> float:
     return found / IN_A_GRAPH
 
 
-def _taken(work: Callable[[], object]) -> float:
+def _taken(work: Work) -> float:
     distributed.barrier()
     started = time.perf_counter()
     work()
@@ -70,20 +145,25 @@ def _taken(work: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    kind = parser.parse_args().device
-    store, port = _meeting_place(LOOPBACK, 2)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--programs", default="16,32,64", help="of two shots")
+    parser.add_argument("--products", action="store_true")
+    asked = parser.parse_args()
+    programs = tuple(map(int, asked.programs.split(",")))
+    work, count = (products, len(PRODUCTS)) if asked.products else (times, len(SIZES))
+    store, port = _meeting_place(LOOPBACK, asked.ranks)
     context = multiprocessing.get_context("spawn")
-    ends = [context.Pipe() for _ in range(2)]
-    seats = [Seat(rank, 2, LOOPBACK, port) for rank in range(2)]
+    ends = [context.Pipe() for _ in range(asked.ranks)]
+    seats = [Seat(rank, asked.ranks, LOOPBACK, port) for rank in range(asked.ranks)]
     ranks = [
-        context.Process(target=times, args=(seat, theirs, kind), daemon=True)
+        context.Process(target=work, args=(seat, theirs, asked.device, programs), daemon=True)
         for seat, (_, theirs) in zip(seats, ends, strict=True)
     ]
     for rank in ranks:
         rank.start()
-    for _ in SIZES:
-        size, row = ends[0][0].recv()
-        print(f"{size >> 10:>8} KiB  " + "  ".join(f"{name} {us:.1f} us" for name, us in row.items()), flush=True)
+    for _ in range(count):
+        what, row = ends[0][0].recv()
+        print(f"{what}  " + "  ".join(f"{name} {us:.1f} us" for name, us in row.items()), flush=True)
     for rank in ranks:
         rank.kill()
     del store

@@ -133,7 +133,9 @@ class BoxSeat(Seat):
 
     boxes: Boxes
 
-    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage, Context]:
+    def join(
+        self, device: torch.device, *, own_sums: bool = False, overlaps: bool = False
+    ) -> tuple[Shard, Stage, Context]:
         return WHOLE, Stage(self.rank, self.size, BoxLink(self.rank, self.boxes)), ALL_TOKENS
 
 

@@ -1,8 +1,10 @@
-"""Sums of two GPUs in memory that they share: two processes, as a replica has them."""
+"""Sums of GPUs in memory that they share: processes, as a replica has them."""
 
 from __future__ import annotations
 
 import multiprocessing
+import random
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -10,78 +12,149 @@ import torch
 
 from kernels.reference.rank_sums import sum_of_ranks as reference
 from services.worker.ranks.local import LOOPBACK, _meeting_place
-from services.worker.ranks.peer_memory import MOST_BYTES
-from services.worker.ranks.seat import Seat, Together, leave
+from services.worker.ranks.peer_memory import CHUNK_BYTES, MOST_BYTES
+from services.worker.ranks.seat import Seat, leave
+from services.worker.ranks.together import Together
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [(1, 4096), (3, 1000), (64, 8192), (1, MOST_BYTES // 2), (513, 2048)]
+FEW = [(1, 4096), (3, 1000), (64, 8192), (1, MOST_BYTES // 2), (513, 2048)]
+MANY = [(1024, 4096), (3, CHUNK_BYTES // 2 + 16), (4096, 8192)]  # the last ones in several launches
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REPLAYS = 2000
+CALLS = 300
+Check = Callable[[Together, int, int, torch.device], list[str]]
 
 
-def _part(rank: int, shape: tuple[int, int], seed: int) -> torch.Tensor:
+def _part(rank: int, shape: tuple[int, int], seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     made = torch.randn(shape, generator=torch.Generator().manual_seed(97 * seed + rank))
-    return made.to(torch.bfloat16)
+    return made.to(dtype)
 
 
-def _sums(together: Together, rank: int, device: torch.device) -> list[str]:
+def _sums(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
     """What is wrong."""
     wrong = []
-    for seed, shape in enumerate(SHAPES):
-        parts = [_part(other, shape, seed) for other in range(2)]
-        got = together.add_up(parts[rank].to(device))
-        if not torch.equal(got.cpu(), reference(parts)):
-            wrong.append(f"sum of {shape}")
-        residual = _part(9, shape, seed)
-        kept = residual.to(device)
-        together.add_up_into(kept, parts[rank].to(device))
-        if not torch.equal(kept.cpu(), reference(parts, residual)):
-            wrong.append(f"sum of {shape} into a residual")
+    for dtype in DTYPES:
+        for seed, shape in enumerate([*FEW, *MANY]):
+            parts = [_part(other, shape, seed, dtype).to(device) for other in range(size)]
+            got = together.add_up(parts[rank].clone())
+            exact = size == 2 or dtype != torch.float32  # else NCCL's order, where parts are not whole vectors
+            if not torch.equal(got, reference(parts)) and (exact or not torch.allclose(got, reference(parts))):
+                wrong.append(f"sum of {shape} {dtype}")
+            residual = _part(99, shape, seed, dtype).to(device)
+            kept = residual.clone()
+            together.add_up_into(kept, parts[rank].clone())
+            if not torch.allclose(kept, reference(parts, residual), rtol=0, atol=0 if exact else 1e-5):
+                wrong.append(f"sum of {shape} {dtype} into a residual")
     return wrong
 
 
-def _recorded(together: Together, rank: int, device: torch.device) -> list[str]:
-    """A graph of sums of two sizes, in turn, each the input of the next: half of twice the same stays what it is."""
-    x = _part(0, (1, 4096), 5).to(device)
-    want, few = x.clone(), torch.ones(1, 64, dtype=torch.bfloat16, device=device)
-    together.add_up(few.clone())
+def _recorded(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """A graph of sums of three sizes, in turn, each the input of the next: a part of so many times the same stays what
+    it is."""
+    sizes = [(1, 4096), (1, 64), (256, 8192)]
+    kept = [torch.full(shape, 1.0 + i, dtype=torch.bfloat16, device=device) for i, shape in enumerate(sizes)]
+    for x in kept:
+        together.add_up(x.clone())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(4):
-            x.copy_(together.add_up(x.clone()) / 2)
-            few.copy_(together.add_up(few.clone()) / 2)
+            for x in kept:
+                x.copy_(together.add_up(x.clone()) / size)
     for _ in range(REPLAYS):
         graph.replay()
     torch.cuda.synchronize()
     del graph
-    return [] if torch.equal(x, want) and bool((few == 1).all()) else ["replays of a graph"]
+    return [f"replays of {shape}" for i, shape in enumerate(sizes) if not bool((kept[i] == 1 + i).all())]
+
+
+def _never_of_another_call(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """Sizes and elements change from call to call, and each rank is late now and then: a sum tells its call."""
+    both, own = random.Random(0), random.Random(rank + 1)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(CALLS):
+        dtype = both.choice(DTYPES)
+        elements = 16 * both.choice((100, 70_000, 300_000, 600_001, 1_100_000))
+        x = torch.full((elements,), float(rank + call % 32), dtype=dtype, device=device)
+        if own.random() < 0.3:
+            torch.cuda._sleep(own.randrange(1_000_000))
+        total = together.add_up(x)
+        wrong += (total != sum(other + call % 32 for other in range(size))).any()
+    return [f"{int(wrong)} of {CALLS} calls"] if int(wrong) else []
+
+
+def _made_in_pieces(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """Beside products and behind them; small whole numbers, of which every order has the same sum."""
+    wrong = []
+    seeds = torch.Generator().manual_seed(rank)
+    weight = torch.randint(-2, 3, (1024, 4096), generator=seeds).to(device, torch.bfloat16)
+    for num_rows in (1, 2048, 5000, 8192, 20_000):
+        rows = torch.randint(-1, 2, (num_rows, 1024), generator=seeds).to(device, torch.bfloat16)
+        want = together.add_up((rows @ weight).clone())
+        for _ in range(20):
+            got = together.add_up_made(rows, lambda piece: piece @ weight)
+            following = got * 1  # in order behind it
+            if not torch.equal(following, want):
+                wrong.append(f"{num_rows} rows in pieces")
+    return wrong
+
+
+def _never_of_another_piece(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """As _never_of_another_call, of sums beside what makes them."""
+    both, own = random.Random(2), random.Random(rank + 3)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(CALLS):
+        rows = torch.empty(both.choice((2048, 3000, 8192, 9000)), 1, dtype=both.choice(DTYPES), device=device)
+        columns, value = 16 * both.choice((64, 256, 512)), float(rank + call % 32)
+
+        def make(piece: torch.Tensor, columns: int = columns, value: float = value) -> torch.Tensor:
+            if own.random() < 0.1:
+                torch.cuda._sleep(own.randrange(1_000_000))
+            return torch.full((piece.size(0), columns), value, dtype=piece.dtype, device=device)
+
+        total = together.add_up_made(rows, make)
+        wrong += (total != sum(other + call % 32 for other in range(size))).any()
+    return [f"{int(wrong)} of {CALLS} calls"] if int(wrong) else []
+
+
+CHECKS: dict[str, Check] = {
+    "sums": _sums,
+    "graphs": _recorded,
+    "stale flags": _never_of_another_call,
+    "pieces": _made_in_pieces,
+    "stale pieces": _never_of_another_piece,
+}
 
 
 def _rank(seat: Seat, told: Connection) -> None:
     device = torch.device("cuda", seat.rank)
     torch.cuda.set_device(device)
-    together = seat.join(device, own_sums=True)[0].collectives
+    together = seat.join(device, own_sums=True, overlaps=True)[0].collectives
     assert isinstance(together, Together)
-    told.send((together.joins_chains, _sums(together, seat.rank, device), _recorded(together, seat.rank, device)))
+    told.send(together.joins_chains and together.has_two_shots and together.is_beside == (seat.size == 2))
+    for name, check in CHECKS.items():
+        told.send((name, check(together, seat.rank, seat.size, device)))
     leave()
 
 
-def test_two_gpus_add_up() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    store, port = _meeting_place(LOOPBACK, 2)
+@pytest.mark.parametrize("size", [2, 4])
+def test_gpus_add_up(size: int) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"fewer than {size} GPUs")
+    store, port = _meeting_place(LOOPBACK, size)
     context = multiprocessing.get_context("spawn")
     ours, processes = [], []
-    for rank in range(2):
+    for rank in range(size):
         mine, theirs = context.Pipe()
         ours.append(mine)
-        processes.append(context.Process(target=_rank, args=(Seat(rank, 2, LOOPBACK, port), theirs), daemon=True))
+        processes.append(context.Process(target=_rank, args=(Seat(rank, size, LOOPBACK, port), theirs), daemon=True))
         processes[-1].start()
     try:
-        for mine in ours:
-            assert mine.poll(120), "no answer"
-            assert mine.recv() == (True, [], [])
+        for expected in (True, *((name, []) for name in CHECKS)):
+            for mine in ours:
+                assert mine.poll(120), f"no answer, {expected} to come"
+                assert mine.recv() == expected
     finally:
         for process in processes:
             process.kill()

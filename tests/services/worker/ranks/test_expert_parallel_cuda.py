@@ -1,0 +1,37 @@
+"""Experts that move between two GPUs while their sequences go on. Run where there are two: pytest -m gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.models.test_logits import error
+from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
+from tests.services.worker.test_cuda import MAX_ERROR, WAYS
+
+pytestmark = pytest.mark.gpu
+
+Make = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+
+
+@pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
+@pytest.mark.parametrize(("family", "copies"), [("mixtral", 0), ("qwen2-moe", 4)])
+def test_experts_that_move_at_every_step_say_what_transformers_says(
+    checkpoint: Make, family: str, copies: int, way: str
+) -> None:
+    """In CUDA graphs, too, that were recorded before they moved."""
+    made = checkpoint(family)
+    eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": copies}
+    with ranked(made.folder, device="cuda", expert_parallel=True, **eplb, **WAYS[way]) as rig:
+        mixed_steps(rig)
+        assert rig.replica._expert_balance.num_moved > 0
+        assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR

@@ -1,0 +1,35 @@
+"""The same on GPUs, where copy engines bring the pieces over. Run where there are two: pytest -m gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.worker.ranks import together
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.models.test_logits import error
+from tests.services.worker.ranks import in_pieces
+from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
+from tests.services.worker.test_cuda import MAX_ERROR, WAYS
+
+pytestmark = pytest.mark.gpu
+
+Make = Callable[[str], Checkpoint]
+
+
+@pytest.mark.parametrize("way", ["eager", "chunks in graphs"])
+@pytest.mark.parametrize("family", ["llama-biases-tied", "qwen2-moe"])
+def test_pieces_say_what_transformers_says(
+    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    monkeypatch.setattr(together, "BESIDE", in_pieces.BESIDE)
+    in_pieces.added.clear()
+    made, settings = checkpoint(family), {"device": "cuda", "overlap_all_reduce": True, **WAYS[way]}
+    with ranked(made.folder, build=in_pieces.build, **settings) as rig:
+        mixed_steps(rig)
+        assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
+        assert in_pieces.added or way != "eager"
