@@ -18,6 +18,7 @@ from torch import Tensor
 from services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
 from services.worker.layers.sharding import TensorPart
 from services.worker.models.gguf import tensors as gguf
+from services.worker.models.loading.copies import Copies, threads_for
 from services.worker.models.loading.rooms import Rooms
 from shared.errors import InvalidArgument
 
@@ -74,11 +75,13 @@ class Loader:
         elif isinstance(model, LoadsItself):
             model.load_folder(folder)
         else:
-            _load(model, _tensors(folder), str(folder), is_elsewhere)
+            load_checkpoint(model, folder, is_elsewhere)
 
 
-def load_checkpoint(model: LoadableModel, folder: Path) -> None:
-    _load(model, _tensors(folder), str(folder))
+def load_checkpoint(model: LoadableModel, folder: Path, is_elsewhere: Callable[[str], bool] = lambda _: False) -> None:
+    first = next((memory_of(destination) for _, destination in model.destinations()), None)
+    num_threads = 0 if first is None else threads_for(first.device)
+    _load(model, _tensors(folder), str(folder), is_elsewhere, num_threads)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -100,15 +103,21 @@ def _load(
     sources: Iterable[tuple[str, Source]],
     given: str,
     is_elsewhere: Callable[[str], bool] = lambda _: False,
+    num_threads: int = 0,
 ) -> None:
-    rooms = Rooms(model)
+    copies = Copies(num_threads)
+    rooms = Rooms(model, copies.settle)
 
     def take(name: str, source: Source, destination: Destination, covered: Iterable[str]) -> None:
         rooms.open(covered)
-        _copy(name, source, destination)
+        _copy(name, source, destination, copies)
         rooms.close(covered)
 
-    _place(model, sources, given, take, is_elsewhere)
+    try:
+        _place(model, sources, given, take, is_elsewhere)
+        copies.settle()
+    finally:
+        copies.close()
     model.finish()
 
 
@@ -159,7 +168,7 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
-    rooms = Rooms(model)
+    rooms = Rooms(model, lambda: None)
     for position, (name, destination) in enumerate(destinations):
         rooms.open((name,))
         if not destination.is_floating_point():
@@ -203,15 +212,15 @@ class Source:
     parts: Slices | Tensor
 
 
-def _copy(name: str, source: Source, destination: Destination) -> None:
+def _copy(name: str, source: Source, destination: Destination, copies: Copies) -> None:
     if isinstance(destination, TensorPart):
-        _copy_parts(name, source, destination)
+        _copy_parts(name, source, destination, copies)
         return
     tensor = source.read()
     _check_tensor(name, tensor, destination)
     if not destination.numel():  # as large as the checkpoint's
         destination.resize_(tensor.shape)
-    destination.copy_(tensor.view(destination.shape) if tensor.numel() == 1 else tensor)
+    copies.put(tensor.view(destination.shape) if tensor.numel() == 1 else tensor, destination)
 
 
 def _check(name: str, source: Source, destination: Destination) -> None:
@@ -228,13 +237,13 @@ def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
         _check_shape(name, tensor.shape, destination.shape)
 
 
-def _copy_parts(name: str, source: Source, destination: TensorPart) -> None:
+def _copy_parts(name: str, source: Source, destination: TensorPart, copies: Copies) -> None:
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
         part = source.parts[(*before, slice(taken.start, taken.stop))]
         _check_kind(name, part, destination.tensor)
-        destination.tensor.narrow(destination.dim, at, len(taken)).copy_(part)
+        copies.put(part, destination.tensor.narrow(destination.dim, at, len(taken)))
         at += len(taken)
 
 

@@ -6,7 +6,7 @@ behind its last one: a device need not hold a whole model as it was before.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
@@ -16,8 +16,9 @@ from services.worker.models.causal_lm import CausalLM
 
 
 class Rooms:
-    def __init__(self, model: LoadableModel) -> None:
-        self._model = model
+    def __init__(self, model: LoadableModel, settle: Callable[[], None]) -> None:
+        """`settle`: waits until what has been closed is there."""
+        self._model, self._settle = model, settle
         self._filling: dict[str, _Filling] = {}  # by a tensor's name
         layers = model.layers if isinstance(model, CausalLM) and not isinstance(model, LoadsItself) else ()
         for index, layer in enumerate(layers):
@@ -40,6 +41,7 @@ class Rooms:
             filling = self._filling.pop(name, None)
             if filling is not None and filling.closes(name):
                 assert isinstance(self._model, CausalLM)
+                self._settle()
                 self._model.finish_layer(filling.index)
                 filling.end()
 

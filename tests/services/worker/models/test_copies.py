@@ -1,0 +1,61 @@
+"""Weights are copied by several threads: all of them are there when somebody asks, or the error is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from services.worker.models.loading import copies as copying
+from services.worker.models.loading.copies import MOST_WAITING, Copies, threads_for
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=[0, 1, 4])
+def copies(request: pytest.FixtureRequest) -> Iterator[Copies]:
+    opened = Copies(request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_that_was_put_is_there(copies: Copies, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tensors than may wait, of several pieces, of other dtypes, across strides, and of one element."""
+    monkeypatch.setattr(copying, "PIECE", 1000)
+    given = [torch.randn(size % 91 + 1, 7) for size in range(3 * MOST_WAITING)]
+    places = [torch.full(one.shape, torch.nan, device=device) for one in given]
+    places[5] = torch.full((7, given[5].size(0)), torch.nan, device=device).t()
+    places[6] = torch.full((given[6].size(0), 20), torch.nan, device=device)[:, 3:10]
+    given[7], given[8] = given[7].half(), torch.tensor(3.5)
+    places[8] = torch.zeros((), device=device)
+    for tensor, place in zip(given, places, strict=True):
+        copies.put(tensor, place)
+    copies.settle()
+    for tensor, place in zip(given, places, strict=True):
+        assert torch.equal(place.cpu(), tensor.float())
+
+
+def test_what_a_copy_raised_is_raised(copies: Copies) -> None:
+    def fill() -> None:
+        copies.put(torch.zeros(3), torch.zeros(4))
+        copies.settle()
+
+    with pytest.raises(RuntimeError, match="size"):
+        fill()
+
+
+def test_weights_that_were_made_for_inference_may_be_filled() -> None:
+    """Nothing else may change them, and each thread says for itself what it does."""
+    with torch.inference_mode():
+        place, opened = torch.zeros(3), Copies(2)
+        opened.put(torch.ones(3), place)
+        opened.settle()
+        opened.close()
+    assert place.tolist() == [1.0] * 3
+
+
+def test_only_gpus_are_filled_by_several_threads() -> None:
+    assert threads_for(torch.device("cpu")) == 0
+    assert threads_for(torch.device("cuda")) > 0
