@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,13 +84,14 @@ class Staging:
     """A thread's."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
+        self.stream, self._main = torch.cuda.Stream(device), torch.cuda.default_stream(device)
         self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._taken = [torch.cuda.Event(), torch.cuda.Event()]
         self._turn = 0
 
     def copy(self, tensor: Tensor, destination: Tensor) -> None:
         with torch.cuda.stream(self.stream):
+            self.stream.wait_stream(self._main)  # whose kernels may still read what was in this memory before
             alike = tensor.dtype == destination.dtype and tensor.shape == destination.shape
             if not alike or not tensor.is_contiguous() or not destination.is_contiguous():
                 destination.copy_(tensor)
@@ -98,7 +100,7 @@ class Staging:
             for begin in range(0, source.numel(), PIECE):
                 piece = source[begin : begin + PIECE]
                 with self._next(piece.numel()) as pinned:
-                    pinned.copy_(piece)
+                    np.copyto(pinned.numpy(), piece.numpy())  # torch would begin threads of its own for it
                     target[begin : begin + PIECE].copy_(pinned, non_blocking=True)
 
     @contextmanager
