@@ -221,6 +221,10 @@ class Client:
         with translated_errors():
             return list(self._inference.ListModels(pb.ListModelsRequest()).models)
 
+    def adapter_names(self) -> set[str]:
+        """That requests may choose as their model."""
+        return {model.name for model in self.models() if model.adapter_of}
+
     def status(self, timeout_s: float = 5.0) -> list[admin_pb2.ServiceStatus]:
         """Every service of the cluster."""
         with closing(self._admin()) as admin:
