@@ -12,7 +12,7 @@ from quire.async_client import AsyncClient
 from quire.embedded import Embedded
 from quire.generating import Generating
 from quire.lora import LoRARequest
-from quire.outputs import Classification, RequestOutput
+from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Prompt
 
@@ -29,6 +29,7 @@ class AsyncLLM(Embedded):
         self.client = AsyncClient(self.address, api_key=self._api_key)
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
+        self.embed_stream = self.client.embed_stream
         self.files = self.client.files  # of a cluster with batch_folder=
         self.batches = self.client.batches
 
@@ -97,6 +98,17 @@ class AsyncLLM(Embedded):
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
         return await self.client.score(queries, documents, await self._chosen(lora_request, options))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int = 0,
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Ranked]:
+        return await self.client.rerank(query, documents, top_n, await self._chosen(lora_request, options))
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
         """As LLM.load_lora_adapter()."""

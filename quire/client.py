@@ -22,6 +22,7 @@ from quire.outputs import (
     delta,
     ranked,
     token_vectors,
+    vector,
     vectors,
 )
 from quire.params import SamplingParams
@@ -128,6 +129,19 @@ class Client:
         request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
         with translated_errors():
             return vectors(self._inference.Embed(request, timeout=timeout_s))
+
+    def embed_stream(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Each input's vector as soon as it is computed, with the input's place."""
+        batch = [inputs] if is_one(inputs) else list(inputs)
+        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or Options(), extras))  # type: ignore[arg-type]
+        call = self._inference.EmbedStream(asked)
+        try:
+            with translated_errors():
+                yield from map(vector, call)
+        finally:
+            call.cancel()
 
     def encode(
         self,

@@ -89,6 +89,8 @@ async def test_asyncio_has_the_same(served: tuple[str, dict[str, Any]]) -> None:
         assert scores == pytest.approx([expected(models["own"], QUERY, DOCUMENTS[0])], abs=1e-4)
         assert classes[0].probs == pytest.approx([expected(models["own"], DOCUMENTS[0])], abs=1e-4)
         assert vectors != base
+        (best,) = await llm.rerank(QUERY, DOCUMENTS[:1], lora_request=OWN)
+        assert best.score == pytest.approx(scores[0], abs=1e-4)
         assert (await llm.encode(QUERY, lora_request=OWN))[0][0] == vectors[0]
         assert await llm.unload_lora_adapter("own") == 0
         with pytest.raises(NotFound):
