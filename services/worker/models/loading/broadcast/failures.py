@@ -6,17 +6,18 @@ It stands in the trainer's store, which all members know, on whichever host they
 from __future__ import annotations
 
 import contextlib
-import threading
 from datetime import timedelta
 
 from google.protobuf.message import DecodeError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from services.worker.models.loading.broadcast.gloo_receiver import failed_key
+from services.worker.structured.background import Background
 from shared.errors import Internal, QuireError, Unavailable, from_proto, to_proto
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
+PATIENCE_S = 1.0
 GONE = Unavailable("a rank of the group is gone")
 
 
@@ -49,10 +50,11 @@ def encoded(error: BaseException) -> bytes:
 
 
 def tell(store: TCPStore, name: str, error: BaseException) -> None:
-    """The first one counts. Waits for nothing: a trainer that hangs has a store that does."""
+    """The first one counts. Returns when it stands there, so that others read it before connections to this member
+    break; soon in any case: a trainer that hangs has a store that does."""
 
     def put() -> None:
-        with contextlib.suppress(RuntimeError):  # the trainer is gone
-            store.compare_set(failed_key(name), "", encoded(error).hex())
+        store.compare_set(failed_key(name), "", encoded(error).hex())
 
-    threading.Thread(target=put, name="failed group", daemon=True).start()
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the trainer is gone
+        Background("failed group").submit(put).result(PATIENCE_S)

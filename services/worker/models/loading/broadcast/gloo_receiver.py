@@ -38,13 +38,20 @@ class Failures:
         self._store, self._key = store, failed_key(name)
         self._next_at = 0.0
 
-    def look(self) -> str:
+    def look(self, *, at_once: bool = False) -> str:
         """What one has said; empty: none has, or it is too soon to look again. Raises RuntimeError once the trainer is
         gone."""
-        if (now := time.monotonic()) < self._next_at:
+        if (now := time.monotonic()) < self._next_at and not at_once:
             return ""
         self._next_at = now + LISTEN_S
         return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
+
+    def behind(self, error: RuntimeError) -> str:
+        """What one has said before it left, which is what others hear first. Raises the error if none has."""
+        with contextlib.suppress(RuntimeError):
+            if said := self.look(at_once=True):
+                return said
+        raise error
 
 
 class Receiver:
@@ -95,7 +102,10 @@ class Receiver:
                 self._unfinished = memory, work  # which still writes there
                 return {"failed": failed}
             time.sleep(LOOK_S)
-        work.wait(options.timeout)
+        try:
+            work.wait(options.timeout)
+        except RuntimeError as error:
+            return {"failed": self._failures.behind(error)}
         is_short = num_bytes >= LEAST_MARKED and bool((end == mark).all())
         del content, end, work
         memory.close()

@@ -66,7 +66,10 @@ class NcclMember:
             if failed := self._others.look():
                 raise FailedElsewhereError(bytes.fromhex(failed))
             time.sleep(LOOK_S)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise FailedElsewhereError(bytes.fromhex(self._others.behind(error))) from None
         if len(end) >= LEAST_MARKED and bool((end == mark).all()):
             raise ValueError("the trainer has sent fewer bytes than it has announced")
         return content.view(tuple(shape))
