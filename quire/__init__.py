@@ -12,8 +12,9 @@ from shared.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from quire.async_client import AsyncClient
+    from quire.async_llm import AsyncLLM
     from quire.client import Client
-    from quire.llm import LLM, AsyncLLM
+    from quire.llm import LLM
     from quire.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "quire.llm",
-    "AsyncLLM": "quire.llm",
+    "AsyncLLM": "quire.async_llm",
     "LLMEngine": "quire.engine",
     "LoRARequest": "quire.lora",
     "Client": "quire.client",

@@ -22,6 +22,7 @@ from quire.outputs import (
     delta,
     ranked,
     token_vectors,
+    vector,
     vectors,
 )
 from quire.params import SamplingParams
@@ -83,6 +84,20 @@ class AsyncClient:
             return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
+
+    async def embed_stream(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+    ) -> AsyncIterator[tuple[int, list[float]]]:
+        batch = [inputs] if is_one(inputs) else list(inputs)
+        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or Options(), extras))  # type: ignore[arg-type]
+        call = self._inference.EmbedStream(asked)
+        try:
+            async for message in call:
+                yield vector(message)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
 
     async def encode(
         self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]

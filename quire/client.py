@@ -22,6 +22,7 @@ from quire.outputs import (
     delta,
     ranked,
     token_vectors,
+    vector,
     vectors,
 )
 from quire.params import SamplingParams
@@ -129,6 +130,19 @@ class Client:
         with translated_errors():
             return vectors(self._inference.Embed(request, timeout=timeout_s))
 
+    def embed_stream(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Each input's vector as soon as it is computed, with the input's place."""
+        batch = [inputs] if is_one(inputs) else list(inputs)
+        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or Options(), extras))  # type: ignore[arg-type]
+        call = self._inference.EmbedStream(asked)
+        try:
+            with translated_errors():
+                yield from map(vector, call)
+        finally:
+            call.cancel()
+
     def encode(
         self,
         inputs: Prompt | Sequence[Prompt],
@@ -220,6 +234,10 @@ class Client:
     def models(self) -> list[pb.Model]:
         with translated_errors():
             return list(self._inference.ListModels(pb.ListModelsRequest()).models)
+
+    def adapter_names(self) -> set[str]:
+        """That requests may choose as their model."""
+        return {model.name for model in self.models() if model.adapter_of}
 
     def status(self, timeout_s: float = 5.0) -> list[admin_pb2.ServiceStatus]:
         """Every service of the cluster."""

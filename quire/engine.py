@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.llm import by_service
+from quire.embedded import by_service
+from quire.lora import LoadedAdapters, LoRARequest, LoRARequests
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import Options, Params, Prompt, for_each, generate_request, is_one, plain
+from quire.requests import Options, Params, Prompt, for_each, generate_request, is_one, options_for_each, plain
 from shared.errors import FailedPrecondition
 from shared.settings import SERVICES
 
@@ -28,11 +29,14 @@ class LLMEngine:
         """Loads the model. Raises InvalidArgument for what is wrong with it or with the settings."""
         self._folder = model or str(bundled.FOLDER)
         sections = by_service(settings)
+        served = sections["worker"].get("served_model_name") or ("" if model else bundled.NAME)
         for service in ("frontend", "worker"):
             sections[service]["model"] = self._folder
+            sections[service].setdefault("served_model_name", served)
         made = [SERVICES[service](**sections[service]) for service in ("frontend", "scheduler", "worker")]
         self._engine = importlib.import_module("services.in_process.engine").Engine(*made)
         self._gathered: dict[str, Gathered] = {}
+        self._adapters = LoadedAdapters(self)
 
     def add_request(
         self,
@@ -40,11 +44,13 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         options: Options | None = None,
     ) -> None:
-        """Takes it in; step() computes. Raises QuireError for what cannot be run, which leaves nothing behind."""
-        options = replace(options or Options(), request_id=request_id)
+        """Takes it in; step() computes. `lora_request`: its adapter, which is loaded if it is not there. Raises
+        QuireError for what cannot be run, which leaves nothing behind."""
+        options = replace(self._adapters.chosen(lora_request, options), request_id=request_id)
         if priority:
             options = replace(options, priority=priority)
         added = self._engine.add(generate_request(prompt, params, options))
@@ -65,7 +71,9 @@ class LLMEngine:
                 del self._gathered[news.request_id]
         return outputs
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, lora_request: LoRARequests = None
+    ) -> list[RequestOutput]:
         """Continues each prompt, all at a time, as `LLM.generate` does; results in the order of the prompts. Raises
         what one of them ends with. FailedPrecondition while others are under way: their news would be lost."""
         if self.has_unfinished_requests():
@@ -73,10 +81,11 @@ class LLMEngine:
             raise FailedPrecondition(text)
         batch: list[Any] = [prompts] if is_one(prompts) else list(prompts)
         numbers = {str(number): number for number in range(len(batch))}
+        options = options_for_each(self._adapters.options(lora_request, len(batch)), len(batch))
         found: dict[int, RequestOutput] = {}
         try:
             for (name, number), own in zip(numbers.items(), for_each(params, len(batch)), strict=True):
-                self.add_request(name, batch[number], own)
+                self.add_request(name, batch[number], own, options=options[number])
             while self.has_unfinished_requests():
                 found |= {numbers[output.request_id]: output for output in self.step() if output.finished}
         finally:
@@ -98,6 +107,29 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._gathered)
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
+        """That requests may name from now on, out of one of lora_folders; with `load_inplace` in the place of one of
+        that name. Raises QuireError, and then nothing has changed."""
+        return self._adapters.load(lora_name, lora_path, replace=load_inplace)
+
+    def unload_lora_adapter(self, lora_name: str) -> int:
+        """Nobody can name it any more. Returns how many sequences still go through it, to their ends."""
+        return self._adapters.unload(lora_name)
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
+        """As Client.load_adapter(); 1 has it."""
+        self._engine.load_adapter(name, path, replace=replace)
+        return 1
+
+    def unload_adapter(self, name: str) -> int:
+        """As Client.unload_adapter()."""
+        num_sequences: int = self._engine.unload_adapter(name)
+        return num_sequences
+
+    def adapter_names(self) -> set[str]:
+        """That requests may name."""
+        return set(self._engine.adapters)
 
     @property
     def weight_version(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,14 @@ class Generating(Coroutine[Any, Any, RequestOutput]):
     It is a coroutine, so that gather(), create_task() and wait_for() take it. Nothing is asked before.
     """
 
-    def __init__(self, client: AsyncClient, prompt: Prompt, params: SamplingParams | None, options: Options) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: Callable[[], Awaitable[Options]],
+    ) -> None:
+        """`options`: awaited first; of an adapter, they are there when that is."""
         self._client = client
         self._prompt = prompt
         self._params = params
@@ -28,14 +35,17 @@ class Generating(Coroutine[Any, Any, RequestOutput]):
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         gathered = Gathered(plain(self._prompt))
-        async for message in self._client.messages(self._prompt, self._params, self._options):
+        async for message in self._client.messages(self._prompt, self._params, await self._options()):
             gathered.add(message)
             yield _still(gathered.result)
 
     def _awaited(self) -> Coroutine[Any, Any, RequestOutput]:
         if self._whole is None:
-            self._whole = self._client.generate(self._prompt, self._params, self._options)
+            self._whole = self._generated()
         return self._whole
+
+    async def _generated(self) -> RequestOutput:
+        return await self._client.generate(self._prompt, self._params, await self._options())
 
     def __await__(self) -> Generator[Any, Any, RequestOutput]:
         return self._awaited().__await__()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from quire.client import Client
 from quire.requests import Options, one_each
 from shared.errors import InvalidArgument
 
@@ -31,21 +31,32 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """For all prompts, or for each its own; None: the model without any."""
 
 
-class LoadedAdapters:
-    """What one program asks of a cluster's adapters, with the folders that it has had them loaded from."""
+class AdapterSource(Protocol):
+    """A cluster, or an engine inside of the program."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int: ...
+
+    def unload_adapter(self, name: str) -> int: ...
+
+    def adapter_names(self) -> set[str]:
+        """That requests may choose."""
+
+
+class LoadedAdapters:
+    """What one program asks of adapters, with the folders that it has had them loaded from. Any thread may call."""
+
+    def __init__(self, source: AdapterSource) -> None:
+        self._source = source
         self._paths: dict[str, str] = {}
 
     def load(self, name: str, path: str, *, replace: bool) -> int:
-        count = self._client.load_adapter(name, path, replace=replace)
+        count = self._source.load_adapter(name, path, replace=replace)
         self._paths[name] = path
         return count
 
     def unload(self, name: str) -> int:
         self._paths.pop(name, None)
-        return self._client.unload_adapter(name)
+        return self._source.unload_adapter(name)
 
     def options(self, asked: LoRARequests, count: int) -> list[Options] | None:
         """Of `count` prompts, once the adapters that they name are there. Raises QuireError."""
@@ -56,8 +67,29 @@ class LoadedAdapters:
         self._have([request for request in named if request.lora_path])
         return [Options(model=request.lora_name if request else "") for request in each]
 
+    def groups(self, asked: LoRARequests, count: int) -> dict[Options, list[int]]:
+        """Prompts that go through the same, by their numbers."""
+        found: dict[Options, list[int]] = {}
+        for number, own in enumerate(self.options(asked, count) or [Options()] * count):
+            found.setdefault(own, []).append(number)
+        return found
+
+    def chosen(self, asked: LoRARequest | None, options: Options | None = None) -> Options:
+        """Of one request. Raises QuireError, InvalidArgument where options name a model as well."""
+        options = options or Options()
+        if asked is None:
+            return options
+        if not isinstance(asked, LoRARequest):
+            raise InvalidArgument("lora_request: one for all that is asked here, no list", field="lora_request")
+        if options.model:
+            text = f"lora_request: {asked.lora_name!r} is the model; options name {options.model!r}"
+            raise InvalidArgument(text, field="lora_request")
+        if asked.lora_path:
+            self._have([asked])
+        return replace(options, model=asked.lora_name)
+
     def _have(self, requests: Sequence[LoRARequest]) -> None:
-        there = self._names() if requests else set[str]()
+        there = self._source.adapter_names() if requests else set[str]()
         for request in requests:
             name, path = request.lora_name, request.lora_path
             if name not in there:
@@ -71,8 +103,5 @@ class LoadedAdapters:
         try:
             self.load(name, path, replace=False)
         except InvalidArgument:
-            if name not in self._names():  # another program may have been faster
+            if name not in self._source.adapter_names():  # another program may have been faster
                 raise
-
-    def _names(self) -> set[str]:
-        return {model.name for model in self._client.models() if model.adapter_of}

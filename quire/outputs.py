@@ -280,10 +280,18 @@ def vectors(response: pb.EmbedResponse) -> list[list[float]]:
     return _columns(response)
 
 
+def vector(message: pb.EmbedStreamResponse) -> tuple[int, list[float]]:
+    """Of one input, and its place."""
+    if message.num_rows:
+        raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
+    return message.index, _column(message.vector)
+
+
 def _columns(response: pb.EmbedResponse) -> list[list[float]]:
-    found = []
-    for column in response.vectors:
-        values = array("f")
-        values.frombytes(column)
-        found.append(values.tolist())
-    return found
+    return [_column(column) for column in response.vectors]
+
+
+def _column(column: bytes) -> list[float]:
+    values = array("f")
+    values.frombytes(column)
+    return values.tolist()

@@ -5,22 +5,20 @@ Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norm
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire import checkpoint_folder
+from quire.checkpoint_folder import OTHER_WAY_ROUND, Written
+from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-INDEX = "model.safetensors.index.json"
 TABLES = ("embed_tokens", "lm_head", "wte", "wpe", "embed_positions")  # two dimensions, but no projections
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-OTHER_WAY_ROUND = "GPT2LMHeadModel"
 FP8_MAX, INT8_MAX, INT4_MAX = 448.0, 127.0, 7.0
 GROUPS = (128, 64, 32)
 CLIPS = tuple(1 - step / 20 for step in range(8))  # of a group's largest weight, tried for the least square error
@@ -56,68 +54,33 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Report:
     """`head`: the output head, too, in 8 bits; a table of embeddings that is the head as well gets a copy for that.
 
     Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
-    config = _read(folder)
-    if out.exists() and any(out.iterdir()):
-        raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
-    files = _files(folder)
+    config = checkpoint_folder.read_config(folder)
+    checkpoint_folder.check_unused(out)
+    if OTHER_WAY_ROUND in config.get("architectures", []):
+        raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
+    files = checkpoint_folder.files(folder)
     group = _group(files) if to == "w4a16" else 0
-    out.mkdir(parents=True, exist_ok=True)
-    report, places = Report(out), {}
-    head_of = None
+    report, head_of = Report(out), None
     if head:
         head_of = EMBEDDING if config.get("tie_word_embeddings") else HEAD
         config["tie_word_embeddings"] = False
-    for path in files:
-        tensors = _rewrite(path, SCHEMES[to](group), report)
-        if head_of is not None and head_of in tensors:
-            stored, _ = HEADS[to](0)(tensors[head_of].float())
-            tensors.pop(HEAD, None)
-            tensors |= {HEAD.removesuffix("weight") + part: value.contiguous() for part, value in stored.items()}
-            report.bytes_after += sum(value.nbytes for value in stored.values())
-        _save(tensors, out / path.name)
-        places.update(dict.fromkeys(tensors, path.name))
-    if len(files) > 1:
-        (out / INDEX).write_text(json.dumps({"metadata": {"total_size": report.bytes_after}, "weight_map": places}))
     config["quantization_config"] = quantization_config(to, group, head=head)
-    (out / "config.json").write_text(json.dumps(config, indent=2))
-    for other in folder.iterdir():
-        if other.is_file() and other.suffix not in (".safetensors", ".bin") and not (out / other.name).exists():
-            shutil.copy(other, out / other.name)
+    with Written.of(folder, out, config) as written:
+        for path in files:
+            tensors = _rewrite(path, SCHEMES[to](group), report)
+            if head_of is not None and head_of in tensors:
+                stored, _ = HEADS[to](0)(tensors[head_of].float())
+                tensors.pop(HEAD, None)
+                tensors |= {HEAD.removesuffix("weight") + part: value.contiguous() for part, value in stored.items()}
+                report.bytes_after += sum(value.nbytes for value in stored.values())
+            written.add(path.name, tensors)
     return report
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InvalidArgument(f"folder: there is no {path}", field="folder")
-    config: dict[str, Any] = json.loads(path.read_text())
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method")
-        raise InvalidArgument(f"folder: {folder} is quantized already ({method})", field="folder")
-    if OTHER_WAY_ROUND in config.get("architectures", []):
-        raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
-    return config
-
-
-def _files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidArgument(f"folder: there are no *.safetensors in {folder}", field="folder")
-    return files
 
 
 def _group(files: list[Path]) -> int:
     """The largest that divides every row; 0: a scale for each row."""
-    from safetensors import safe_open
-
-    widths: set[int] = set()
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
-        widths.update(shape[1] for name, shape in shapes.items() if _is_projection(name, len(shape)))
+    shapes = checkpoint_folder.shapes(files)
+    widths = {shape[1] for name, shape in shapes.items() if _is_projection(name, len(shape))}
     return next((group for group in GROUPS if all(width % group == 0 for width in widths)), 0)
 
 
@@ -144,12 +107,6 @@ def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: Report) 
         report.bytes_after += sum(value.nbytes for value in added.values())
         tensors |= added
     return tensors
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _fp8(_: int) -> Callable[[Tensor], Quantized]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "eval": ("quire.cli.evaluate", "score the bundled model's skills through a cluster"),
     "bench": ("quire.cli.bench", "measure"),
     "quantize": ("quire.cli.quantize", "write a checkpoint again with its weights in 8 or 4 bits"),
+    "merge-adapter": ("quire.cli.merge_adapter", "write a checkpoint again with an adapter (LoRA) in its weights"),
     "frontend": ("quire.cli.services", "run a frontend"),
     "scheduler": ("quire.cli.services", "run a scheduler"),
     "worker": ("quire.cli.services", "run a worker"),

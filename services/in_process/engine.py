@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from services.frontend.scheduler_client import submission, token_batch
 from services.frontend.scheduler_client.client import Limits
 from services.frontend.scheduler_client.sequence import Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
+from services.in_process.adapters import EngineAdapters
 from services.in_process.one_worker import OneWorker
 from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submissions import SequenceFactory
 from services.worker.models.loading.weights import NewWeights, as_tensors
 from services.worker.structured.backends import chosen
-from shared.errors import Internal, InvalidArgument, QuireError
+from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
 from shared.kv import block_hash
 from shared.metrics.frontend import FrontendMetrics
 from shared.models import model_identity
@@ -64,9 +65,10 @@ class Engine:
 
     def __init__(self, frontend: FrontendSettings, scheduler: SchedulerSettings, worker: WorkerSettings) -> None:
         """Raises QuireError with what is wrong with the settings or the checkpoint."""
-        self._work = OneWorker(worker, scheduler)
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
+        self.model_name = identity.name
+        self._work = OneWorker(worker, scheduler, identity.name, OWNER)
         config = model_identity.read_config(folder)
         self.metrics = FrontendMetrics(identity.name, config.get("max_position_embeddings", identity.vocab_size))
         self._tokenizer = Tokenizer(folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens)
@@ -101,12 +103,14 @@ class Engine:
 
     async def _add(self, message: pb.GenerateRequest) -> str:
         request = requests.generate_request(message, Arrival(self._loop.time(), None), self._tokenizer.defaults)
+        if request.model not in ("", self.model_name):
+            request = replace(request, adapter=request.model)
         if request.request_id in self._open:
             text = f"request_id: {request.request_id[:64]!r} is that of a request that goes on"
             raise InvalidArgument(text, field="request_id")
         self._processor.check(request, self._limits.max_model_len)
         self._formats.check(request)
-        prepared = await self._processor.prepare(request, self._limits)
+        prepared = await self._processor.prepare(request, replace(self._limits, adapters=self.adapters))
         generation = Generation(
             request,
             prepared=prepared,
@@ -159,6 +163,25 @@ class Engine:
             one.generation.__exit__(None, None, None)
 
         self._loop.run_until_complete(close())
+
+    @property
+    def adapters(self) -> dict[str, bytes]:
+        """Digests by name: what requests may name as their model, besides the model itself."""
+        return {} if self._work.adapters is None else self._work.adapters.offered
+
+    def load_adapter(self, name: str, path: str, *, replace: bool) -> None:
+        """Between two steps. Raises QuireError, and then nothing has changed."""
+        self._loop.run_until_complete(self._adapters.load(name, path, replace=replace))
+
+    def unload_adapter(self, name: str) -> int:
+        """Returns how many sequences still go through it, to their ends. Raises QuireError."""
+        return self._loop.run_until_complete(self._adapters.unload(name))
+
+    @property
+    def _adapters(self) -> EngineAdapters:
+        if self._work.adapters is None:
+            raise FailedPrecondition("lora_folders: this engine was made without: it loads no adapters")
+        return self._work.adapters
 
     @property
     def weight_version(self) -> str:

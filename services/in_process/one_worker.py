@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from services.in_process.adapters import EngineAdapters
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure
 from services.scheduler.core.limits import Limits
@@ -17,6 +18,7 @@ from services.scheduler.frontends.submissions import Payload, complete
 from services.scheduler.policies import find_policy
 from services.scheduler.replicas.codec import decode_result, encode_plan
 from services.worker.building.build import build_replica, open_grammars
+from services.worker.lora.open_adapters import adapter_reader
 from services.worker.models.loading.weights import NewWeights
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
@@ -30,22 +32,39 @@ EPOCH = 1
 class OneWorker:
     """A step is planned, computed and taken in before the next one is planned. Used by one thread."""
 
-    def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings) -> None:
-        """Loads the model. Raises QuireError with what is wrong with the settings or the checkpoint."""
+    def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings, model_name: str, owner: int) -> None:
+        """Loads the model. `model_name`: which no adapter may have; `owner`: of all sequences. Raises QuireError with
+        what is wrong with the settings or the checkpoint."""
         _refuse(worker)
         self._grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
             self.replica = build_replica(worker, self._grammars)
         self.replica.rest()
         self.core = Core(_limits(self.replica, scheduler))
+        self.adapters = None
+        if self.replica.adapters is not None:
+            reader = adapter_reader(worker)
+            self.adapters = EngineAdapters(self.replica.adapters, reader, self.core, model_name, owner)
         self._prepared: queue.SimpleQueue[tuple[bytes, Prepared]] = queue.SimpleQueue()
 
     def add(self, sequence: Sequence) -> None:
         complete(sequence, self.core.limits.block_size)
-        self.core.add(sequence)
+        if self.adapters is None:
+            self.core.add(sequence)
+        else:
+            self.adapters.add(sequence)
 
     def step(self) -> Events:
         """What a step brings; nothing if nobody can go on. Waits for grammars if there is nothing else to do."""
+        if self.adapters is None:
+            return self._step()
+        lost = self.adapters.look_again()
+        events = self._step()
+        self.adapters.ended(events.finished)
+        events.finished.extend(lost)
+        return events
+
+    def _step(self) -> Events:
         self._order_grammars()
         plan = self.core.schedule(time.monotonic())
         if plan is None and self.core.grammars.num_blocked:
@@ -91,15 +110,14 @@ class OneWorker:
         self.core.grammar_prepared(grammar_id, failure)
 
     def cancel(self, keys: Iterable[int]) -> None:
+        cancel = self.core.cancel if self.adapters is None else self.adapters.cancel
         for key in keys:
-            self.core.cancel(key)
+            cancel(key)
 
 
 def _refuse(settings: WorkerSettings) -> None:
     """What only services do."""
     asked = {
-        "lora": bool(settings.lora),
-        "lora_folders": bool(settings.lora_folders),
         "kv_offloading_size": settings.kv_offloading_size > 0,
         "kv_offloading_disk": bool(settings.kv_offloading_disk),
         "kv_offloading_region": bool(settings.kv_offloading_region),

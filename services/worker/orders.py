@@ -61,6 +61,11 @@ class Orders:
                 raise Unimplemented(f"this worker does not know how to {kind}")
         return kind in ("swap_weights", "sleep") or not self.weights.stages_beside_steps
 
+    def interrupt(self, order: pb.DeviceOrder) -> None:
+        """What has just come ends the wait for what does not come any more. Any thread may call."""
+        if order.WhichOneof("order") == "leave_weights_group":
+            self._groups.interrupt(order.leave_weights_group.group_name)
+
     def _stage_weights(self, order: pb.StageWeights) -> None:
         self.sleeper.check_weights()
         wanted, broadcast = order.weights, order.broadcast if order.HasField("broadcast") else None

@@ -328,6 +328,11 @@ class Replica:
         if self._with_orders().obey(order):
             self.forget_cache()
 
+    def interrupt(self, order: pb.DeviceOrder) -> None:
+        """This order has come, and is still to be obeyed: see Orders.interrupt()."""
+        if self._orders is not None:
+            self._orders.interrupt(order)
+
     def _with_orders(self) -> Orders:
         if self._orders is None:
             raise FailedPrecondition("the weights of this worker neither change nor sleep: its model is no decoder")

@@ -23,8 +23,7 @@ from services.worker.kv_transfer.grpc_transport import GrpcTransport
 from services.worker.kv_transfer.page_port import PagePort
 from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
-from services.worker.lora.folders import AdapterFolders
-from services.worker.lora.reader import AdapterReader
+from services.worker.lora.open_adapters import adapter_reader
 from services.worker.models.loading import weight_samples
 from services.worker.models.loading.weight_spool import WeightSpool
 from services.worker.ranks.group import RankFailure
@@ -128,7 +127,7 @@ class Worker:
             grammars=grammars,
             synchronous=settings.device == "cpu",
             ranks=ranks,
-            adapters=_adapter_reader(settings),
+            adapters=adapter_reader(settings),
             staged=settings.pipeline_parallel_size > 1,
         )
         watch = restarted("the watch over ranks", lambda: _watch_ranks(engine))
@@ -204,12 +203,6 @@ class Worker:
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
-
-
-def _adapter_reader(settings: WorkerSettings) -> AdapterReader:
-    most_bytes = peft_folder.most_bytes(Path(settings.model)) if settings.lora_folders else 0
-    folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
-    return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)
 
 
 def _leave_at_once(status: int, reason: str = "") -> NoReturn:

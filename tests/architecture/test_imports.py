@@ -36,6 +36,8 @@ for module in {modules!r}:
             "quire",
             "quire.client",
             "quire.llm",
+            "quire.async_llm",
+            "quire.merge_adapter",
             "quire.cli.main",
             "quire.cli.up",
             "quire.cli.status",

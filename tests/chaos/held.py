@@ -1,9 +1,11 @@
-"""Processes held up at a known moment: whoever opens certain files waits at a pipe first, until it is let go."""
+"""Processes held up at a known moment: whoever opens certain files, or is within a certain function, waits at a pipe
+first, until it is let go."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import textwrap
 from pathlib import Path
 
 PATIENCE_S = 60.0
@@ -25,6 +27,46 @@ def on_event(event, arguments):
             held.read()
 
 sys.addaudithook(on_event)
+""")
+    return pipe
+
+
+def held_within(folder: Path, module: str, function: str, body: str) -> Path:
+    """The same for who calls a function of a module, such as "Weights._copy": `body` is done in its place, with
+    `original`, its `arguments` and wait(), which reads the pipe, if that is there. The pipe."""
+    pipe = folder / "pipe"
+    (folder / "sitecustomize.py").write_text(f"""
+import functools, importlib.machinery, os, sys
+
+def wait():
+    if os.path.exists({str(pipe)!r}):
+        with open({str(pipe)!r}) as held:
+            held.read()
+
+def in_place_of(original):
+    @functools.wraps(original)
+    def function(*arguments):
+{textwrap.indent(body, " " * 8)}
+    return function
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != {module!r}:
+            return None
+        spec = super().find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            *owners, last = {function!r}.split(".")
+            owner = functools.reduce(getattr, owners, module)
+            setattr(owner, last, in_place_of(getattr(owner, last)))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder)
 """)
     return pipe
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from safetensors.torch import load_file
 from quire import LLMEngine, SamplingParams, bundled
 from quire.client import Client
 from quire.cluster import Cluster
+from quire.outputs import RequestOutput
 from shared.errors import Unavailable
 from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import FRONTEND, WORKER, Said, leaves_nothing_behind
-from tests.chaos.held import held_up, until_read
-from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.held import held_up, held_within, until_read
+from tests.chaos.streams import GREEDY_TOKENS, Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.test_weights import folder_of, shake
@@ -32,11 +34,12 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
 SHORT = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 ALL = ["kv_cache", "weights"]
+STRENGTH = 0.6  # so that streams say something else at once
 PATIENCE_S = 120.0  # processes start anew
 
 
 class Operated:
-    """A cluster of two workers, which wait at the pipe before they read weights, while that is there."""
+    """A cluster of two workers, which wait at the pipe at a certain moment, while that is there."""
 
     def __init__(self, cluster: Cluster, client: Client, pipe: Path) -> None:
         self.cluster, self.client, self._pipe = cluster, client, pipe
@@ -51,11 +54,14 @@ class Operated:
     async def until_both(self, holds: Callable[[admin_pb2.ServiceStatus], bool]) -> None:
         await asyncio.to_thread(until, lambda: [holds(one) for one in self.workers()] == [True, True], PATIENCE_S)
 
-    async def kill_amid(self, victim: str, operation: Callable[[], object]) -> object:
-        """Both workers are reading weights for it by then. What it gave, or Unavailable."""
+    async def kill_amid(
+        self, victim: str, operation: Callable[[], object], meanwhile: Callable[[], object] = lambda: None
+    ) -> object:
+        """Both workers are at that moment by then, and `meanwhile` has been called. What it gave, or Unavailable."""
         os.mkfifo(self._pipe)
         operating = asyncio.ensure_future(asyncio.to_thread(operation))
         writer = await until_read(self._pipe, pid(self.cluster, "worker-0"), pid(self.cluster, "worker-1"))
+        meanwhile()
         os.unlink(self._pipe)  # for whoever comes
         os.kill(pid(self.cluster, victim), signal.SIGKILL)
         os.close(writer)
@@ -94,18 +100,19 @@ async def until_done(operation: Callable[[], object]) -> None:
     await asyncio.to_thread(until, is_done, PATIENCE_S)
 
 
-@pytest.fixture
-def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
-    """The bundled model in a folder whose weights are found by an index, which Python reads, and others beside it."""
-    folders = tmp_path / "folders"
+@contextmanager
+def operated_cluster(folder: Path, patch: pytest.MonkeyPatch, hold: Callable[[Path], Path]) -> Iterator[Operated]:
+    """The bundled model in a folder whose weights are found by an index, which Python reads, and others beside it.
+    `hold`: puts what makes processes wait into a folder."""
+    folders = folder / "folders"
     shutil.copytree(bundled.FOLDER, folders / "model")
-    folder_of(folders / "step-1", shake(1))
-    for folder in (folders / "model", folders / "step-1"):
-        (file,) = folder.glob("*.safetensors")
+    folder_of(folders / "step-1", shake(1, strength=STRENGTH))
+    for model in (folders / "model", folders / "step-1"):
+        (file,) = model.glob("*.safetensors")
         index = {"weight_map": dict.fromkeys(load_file(file), file.name)}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    pipe = held_up(tmp_path, f"path.startswith({str(folders.resolve())!r}) and path.endswith('.index.json')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    pipe = hold(folder)
+    patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     worker = WORKER | {"weights_folders": [str(folders)]}
     # Heartbeats are the usual ones: a worker that is stopped is to be killed before it is given up.
     with running_cluster(workers=2, model=str(folders / "model"), worker=worker, frontend=FRONTEND) as cluster:
@@ -114,10 +121,52 @@ def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operat
         leaves_nothing_behind(cluster)
 
 
+@pytest.fixture
+def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
+    """Workers wait before they read weights."""
+    opened = f"path.startswith({str((tmp_path / 'folders').resolve())!r}) and path.endswith('.index.json')"
+    with operated_cluster(tmp_path, monkeypatch, lambda folder: held_up(folder, opened)) as made:
+        yield made
+
+
+@pytest.fixture
+def swapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
+    """Workers wait when they have copied half of the tensors to their places."""
+    body = """
+weights, pairs = arguments
+half = len(pairs) // 2
+assert half > 1
+original(weights, pairs[:half])
+wait()
+original(weights, pairs[half:])
+"""
+    module = "services.worker.models.loading.weights"
+    with operated_cluster(
+        tmp_path, monkeypatch, lambda folder: held_within(folder, module, "Weights._copy", body)
+    ) as made:
+        yield made
+
+
 def told(model: Path) -> list[int]:
     """By an engine that has begun with these weights."""
     with LLMEngine(str(model), threads=1, num_blocks=100) as engine:
         return list(engine.generate(PROMPT, SHORT)[0].outputs[0].token_ids)
+
+
+def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> None:
+    """Each stream has tokens of the old weights, and behind them what the new ones say behind these."""
+    with LLMEngine(str(new), threads=1, num_blocks=600) as engine:
+        switched = 0
+        for stream, (before, _, _) in zip(crowd.streams, old, strict=False):
+            found, undisturbed = stream.token_ids[0], before[0]
+            kept = next((n for n, (a, b) in enumerate(zip(found, undisturbed, strict=False)) if a != b), len(found))
+            if kept == len(found):
+                continue
+            switched += 1
+            tokens = [*engine.get_tokenizer()(stream.prompt, add_special_tokens=False)["input_ids"], *found[:kept]]
+            rest = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS - kept)
+            assert engine.generate(tokens, rest)[0].outputs[0].token_ids == found[kept:]
+        assert switched, "no stream had tokens of the new weights that the old ones would not say"
 
 
 async def say_what_they_always_say(crowd: Crowd, undisturbed: dict[str, Said]) -> None:
@@ -164,3 +213,34 @@ async def test_somebody_is_killed_while_weights_change(
     for _ in range(2):  # on either worker
         (after,) = client.generate(PROMPT, SHORT)
         assert (after.weight_version, after.outputs[0].token_ids) == ("two", wanted)
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+async def test_somebody_is_killed_while_weights_are_swapped(
+    swapping: Operated, undisturbed: dict[str, Said], victim: str, tmp_path: Path
+) -> None:
+    """Then all have the new ones: what was asked meanwhile is of these alone, and streams go on with them."""
+    client, new = swapping.client, tmp_path / "folders" / "step-1"
+    wanted, old = [await asyncio.to_thread(told, folder) for folder in (new, new.with_name("model"))]
+    assert wanted != old
+    asked: list[asyncio.Future[list[RequestOutput]]] = []
+
+    def ask() -> None:
+        asked.append(asyncio.ensure_future(asyncio.to_thread(client.generate, PROMPT, SHORT)))
+
+    crowd = Crowd(swapping.cluster.grpc_address, greedy, count=8)
+    await crowd.talking()
+    swap = lambda: client.update_weights_from_disk("step-1", "one", "keep")  # noqa: E731
+    swapped = await swapping.kill_amid(victim, swap, ask)
+    assert isinstance(swapped, Unavailable) if victim == "scheduler-0" else swapped == "one"
+    (meanwhile,) = await asked[0]
+    assert (meanwhile.weight_version, meanwhile.outputs[0].token_ids) == ("one", wanted)
+    await crowd.finished()
+    assert crowd.errors == []
+    await asyncio.to_thread(check_no_mixture, crowd, undisturbed["greedy"], new)
+    await swapping.until_both(lambda worker: worker.weight_version == "one")
+    await until_done(lambda: client.update_weights_from_disk("model", "two", "keep"))
+    await swapping.until_both(lambda worker: worker.weight_version == "two")
+    for _ in range(2):  # on either worker
+        (after,) = client.generate(PROMPT, SHORT)
+        assert (after.weight_version, after.outputs[0].token_ids) == ("two", old)

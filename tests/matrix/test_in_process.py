@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import pytest
 
 import kernels.cpu
-from quire import LLMEngine
+from quire import LLMEngine, LoRARequest, bundled
 from quire.cluster import Cluster
+from quire.requests import Options
 from services.worker.structured.backends import libraries
 from shared.errors import InvalidArgument
 from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question
 from tests.matrix.features import FORMS, REQUESTS, params
 
@@ -26,17 +28,23 @@ NOT_TAKEN = {
 }
 
 
+NONE: Mapping[str, LoRARequest] = {}
+ADAPTERS = [LoRARequest("pirate", 1, "pirate"), LoRARequest("json", 2, "json")]
+
+
 @contextmanager
 def engine(**settings: object) -> Iterator[LLMEngine]:
     with LLMEngine(num_blocks=2000, threads=1, **settings) as made:
         yield made
 
 
-def answers(made: LLMEngine, questions: Mapping[str, Question]) -> dict[str, Answer]:
-    """All at once."""
+def answers(
+    made: LLMEngine, questions: Mapping[str, Question], adapters: Mapping[str, LoRARequest] = NONE
+) -> dict[str, Answer]:
+    """All at once, each through its adapter, if it has one."""
     found: dict[str, Answer] = {}
     for name, one in questions.items():
-        made.add_request(name, one.prompt, one.params, options=one.options)
+        made.add_request(name, one.prompt, one.params, lora_request=adapters.get(name), options=one.options)
     while made.has_unfinished_requests():
         for output in made.step():
             if output.finished:
@@ -51,6 +59,24 @@ def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
         found = answers(made, questions)
     for name, whole in ask_now(cluster, questions).items():
         assert_same(found[name], whole, name)
+
+
+@pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
+def test_an_engine_says_through_adapters_what_a_cluster_says(cluster: Cluster) -> None:
+    """Each feature through one of two, which take turns where there is a place for one."""
+    names = [*REQUESTS]
+    chosen = {name: ADAPTERS[number % len(ADAPTERS)] for number, name in enumerate(names)}
+    prompt = prompts(cluster)[0]
+    folder = str(bundled.ADAPTERS)
+    with engine(lora_folders=[folder], max_loras=1) as made:
+        made.generate([prompt] * 2, params("greedy"), lora_request=ADAPTERS)
+        requests = {name: LoRARequest(one.lora_name) for name, one in chosen.items()}
+        found = answers(made, {name: question(prompt, name) for name in names}, requests)
+    lora = {one.lora_name: f"{folder}/{one.lora_path}" for one in ADAPTERS}
+    with running_cluster(worker={"num_blocks": 2000, "threads": 1, "lora": lora}) as other:
+        named = {name: question(prompt, name, options=Options(model=one.lora_name)) for name, one in chosen.items()}
+        for name, whole in ask_now(other, named).items():
+            assert_same(found[name], whole, name)
 
 
 @pytest.mark.parametrize("library", NOT_TAKEN)

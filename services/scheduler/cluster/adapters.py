@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from services.scheduler.replicas.adapters import Outcome
-from services.scheduler.replicas.replica import Replica
+from services.scheduler.core.core import Core
+from services.scheduler.replicas.adapters import Outcome, ReplicaAdapters
 from shared.errors import FailedPrecondition, InvalidArgument, NotFound, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
 from shared.models import adapter_contents
 from shared.models.adapter_contents import AdapterId
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
 
 log = logger("adapters")
 
@@ -25,6 +27,18 @@ LONGEST_PATH = 4096
 LOAD_TIMEOUT_S = 50.0
 MOST_OFFERED = 256  # as many as a worker may have at its start
 MOST_GONE = 1024
+
+
+class Worker(Protocol):
+    """What is looked at of one that is there."""
+
+    hello: worker_pb2.WorkerHello
+    adapters: ReplicaAdapters
+    core: Core
+    leaving: bool
+
+    @property
+    def id(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -41,10 +55,10 @@ class Adapters:
 
     def __init__(
         self,
-        replicas: Mapping[str, Replica],
+        replicas: Mapping[str, Worker],
         *,
         num_users: Callable[[AdapterId], int],
-        used_by: Callable[[Replica], Collection[object]],
+        used_by: Callable[[Worker], Collection[object]],
         moved_in: Callable[[], None],
     ) -> None:
         """`replicas`: by id, kept up to date by the owner; `num_users`: sequences that name an adapter; `used_by`: the
@@ -66,7 +80,7 @@ class Adapters:
 
     # Workers.
 
-    def attached(self, replica: Replica) -> None:
+    def attached(self, replica: Worker) -> None:
         """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
         what it lacks."""
         hello, offered = replica.hello, self.offered
@@ -116,12 +130,12 @@ class Adapters:
         for replica in self._replicas.values():
             replica.adapters.closed.clear()
 
-    def _lacks(self, replica: Replica, adapter: AdapterId) -> bool:
+    def _lacks(self, replica: Worker, adapter: AdapterId) -> bool:
         """And could have it."""
         own = replica.adapters
         return own.loads and adapter not in own.held and adapter not in own.refused and not own.is_loading(adapter.name)
 
-    def _make_room(self, replica: Replica) -> bool:
+    def _make_room(self, replica: Worker) -> bool:
         """Of what nobody uses there, what was used longest ago goes."""
         if not replica.adapters.is_full:
             return True
@@ -131,7 +145,7 @@ class Adapters:
             replica.adapters.unload(unused)
         return unused is not None
 
-    def _order(self, replica: Replica, known: Known) -> None:
+    def _order(self, replica: Worker, known: Known) -> None:
         def done(outcome: Outcome) -> None:
             self._undo({replica: outcome})  # unless somebody wants it: it may have been unloaded meanwhile
             if outcome == known.id:
@@ -204,7 +218,7 @@ class Adapters:
             )
         return response
 
-    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[Replica]:
+    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[Worker]:
         """Those that are to load it. Raises QuireError if it cannot be loaded."""
         name, path = request.name, request.path
         if not name or not name.isprintable() or len(name) > LONGEST_NAME:
@@ -226,10 +240,10 @@ class Adapters:
             raise _not_offered()
         return replicas
 
-    async def _ordered(self, request: pb.LoadAdapterRequest, replicas: list[Replica]) -> dict[Replica, Outcome]:
+    async def _ordered(self, request: pb.LoadAdapterRequest, replicas: list[Worker]) -> dict[Worker, Outcome]:
         """What has come of it, worker by worker. Leaves nothing behind if it is cancelled."""
         loop = asyncio.get_running_loop()
-        waiting: dict[Replica, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
+        waiting: dict[Worker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
             if not self._make_room(replica):
                 text = f"all {replica.adapters.room} places are taken by adapters in use"
@@ -248,7 +262,7 @@ class Adapters:
             raise
         return {replica: future.result() for replica, future in waiting.items()}
 
-    def _teller(self, replica: Replica, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+    def _teller(self, replica: Worker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
             if not future.done():
                 future.set_result(outcome)
@@ -257,7 +271,7 @@ class Adapters:
 
         return done
 
-    def _agreed(self, outcomes: dict[Replica, Outcome]) -> AdapterId:
+    def _agreed(self, outcomes: dict[Worker, Outcome]) -> AdapterId:
         """What all have that are still there. Raises what is in the way, and undoes what was done."""
         there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
         found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
@@ -274,7 +288,7 @@ class Adapters:
             raise FailedPrecondition(text, field="lora_path")
         raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
 
-    def _undo(self, outcomes: Mapping[Replica, Outcome]) -> None:
+    def _undo(self, outcomes: Mapping[Worker, Outcome]) -> None:
         for replica, outcome in outcomes.items():
             if not isinstance(outcome, AdapterId) or outcome in self._known:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.cluster.adapters import Adapters
+from services.scheduler.cluster.adapters import Adapters, Worker
 from services.scheduler.cluster.assignments import Assignments
 from services.scheduler.cluster.holds import Hold, Holds
 from services.scheduler.cluster.live_sequences import LiveSequences
@@ -169,7 +169,7 @@ class Cluster:
     def _adapter_came(self) -> None:
         self.assignments.empty_lobby()
 
-    def _adapters_on(self, replica: Replica) -> set[object]:
+    def _adapters_on(self, replica: Worker) -> set[object]:
         """That sequences there go through."""
         return {s.adapter for s in self._live if self.assignments.replica_of(s.key) is replica}
 

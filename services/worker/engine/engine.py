@@ -229,6 +229,7 @@ class Engine:
     def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
         """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
         replica, kind = self.started.result(), order.WhichOneof("order")
+        replica.interrupt(order)
         if kind not in BESIDE_STEPS or not replica.stages_beside_steps:
             self._inbox.put(Operate(receiver, order))
             return

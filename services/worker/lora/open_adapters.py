@@ -12,8 +12,10 @@ from services.worker.device.staging import staging_for
 from services.worker.limits import Limits
 from services.worker.lora import peft_folder
 from services.worker.lora.adapters import Adapters
+from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.lora.peft_scales import refusal
+from services.worker.lora.reader import AdapterReader
 from shared.errors import InvalidArgument
 from shared.models import model_identity
 from shared.settings import WorkerSettings
@@ -61,3 +63,10 @@ def open_adapters(
     return Adapters(
         folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room, whole=whole
     )
+
+
+def adapter_reader(settings: WorkerSettings) -> AdapterReader:
+    """Of those that come while it runs."""
+    most_bytes = peft_folder.most_bytes(Path(settings.model)) if settings.lora_folders else 0
+    folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
+    return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)

@@ -83,6 +83,7 @@ class PeftFolder:
     stacks: Sequence[ExpertStack] = ()  # of all experts of a layer
     bases: Mapping[str, BaseCopy] = field(default_factory=dict)  # what the model must have, by layer
     saved: Mapping[str, Tensor] = field(default_factory=dict)  # whole weights, as they lie in the file, by layer
+    embeddings: frozenset[str] = frozenset()  # of modules, those whose pair makes the columns of a table's rows
 
     @property
     def rank(self) -> int:
@@ -121,7 +122,8 @@ def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = M
     tensors = _Tensors(name, folder / WEIGHTS, scales)
     dora, version = bool(config.get("use_dora")), str(config.get("peft_version") or "")
     stacks = tensors.take_stacks(version)
-    modules = {**tensors.take_embeddings(dora=dora), **tensors.take_linears(dora=dora)}
+    embeddings = tensors.take_embeddings(dora=dora)
+    modules = {**embeddings, **tensors.take_linears(dora=dora)}
     bases = tensors.take_bases(modules)
     saved = tensors.take_saved(_modules_to_save(name, config))
     tensors.check_empty()
@@ -130,7 +132,7 @@ def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = M
         raise refusal(name, f"modules_to_save: {twice[0]} is in the file whole, and of low rank")
     if not modules and not stacks and not saved:
         raise refusal(name, f"{folder / WEIGHTS} holds no {A.removeprefix('.')}")
-    return PeftFolder(name, folder, modules, stacks, bases, saved)
+    return PeftFolder(name, folder, modules, stacks, bases, saved, frozenset(embeddings))
 
 
 def _check_file(name: str, path: Path, most: int) -> None:

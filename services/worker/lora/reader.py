@@ -24,16 +24,17 @@ class AdapterReader:
         """`most_kept`: adapters in host memory."""
         self._folders = folders
         self._most_kept = most_kept
-        self._kept: OrderedDict[AdapterId, PeftFolder] = OrderedDict()  # used by the thread alone
+        self._kept: OrderedDict[AdapterId, PeftFolder] = OrderedDict()  # used by one thread
         self._thread: Background | None = None  # once something is to be read
 
     def read(self, name: str, path: str, digest: bytes, done: Callable[[Found], None]) -> None:
         """`done` is called once, from that thread. `digest`: what it has to be; empty: whatever is there now."""
         if self._thread is None:
             self._thread = Background("adapters")
-        self._thread.submit(lambda: done(self._found(name, path, digest)))
+        self._thread.submit(lambda: done(self.find(name, path, digest)))
 
-    def _found(self, name: str, path: str, digest: bytes) -> Found:
+    def find(self, name: str, path: str, digest: bytes) -> Found:
+        """The same in the caller's thread: for one that never calls read()."""
         kept = self._kept.get(AdapterId(name, digest))
         if kept is not None:
             self._kept.move_to_end(AdapterId(name, digest))

@@ -111,6 +111,19 @@ def test_single_tokens_have_a_vector_each(cluster: Cluster) -> None:
     assert close(one[0], np.array(last, dtype=np.float32), 0.99999)
 
 
+async def test_vectors_come_one_by_one(cluster: Cluster) -> None:
+    async with AsyncLLM(address=cluster.grpc_address) as llm:
+        whole = await llm.embed(TEXTS)
+        told = dict([one async for one in llm.embed_stream(TEXTS)])
+        with pytest.raises(InvalidArgument, match="encode"):
+            await anext(llm.embed_stream(TEXTS, pooler="all"))
+    with Client(cluster.grpc_address) as client:
+        assert dict(client.embed_stream(TEXTS)) == told
+        with pytest.raises(InvalidArgument, match="dimensions"):
+            next(client.embed_stream(TEXTS, dimensions=100_000))
+    assert [told[number] for number in range(len(TEXTS))] == whole
+
+
 async def test_python_hears_of_errors_too(cluster: Cluster) -> None:
     async with AsyncLLM(address=cluster.grpc_address) as llm:
         with pytest.raises(InvalidArgument, match="pooler"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire import LLM, Client, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, Client, LoRARequest, SamplingParams
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
 from quire.requests import Options
@@ -180,6 +181,22 @@ def test_whoever_shows_the_operators_key_loads_adapters_from_elsewhere(cluster: 
     with LLM(**there, admin_key_file=str(key)) as llm:
         assert answers(llm, LoRARequest("far", 1, "pirate")) == ["Ahoy! 68 Arr!"]
         assert llm.unload_lora_adapter("far") == 0
+
+
+async def test_asyncio_brings_its_adapter_too(cluster: Cluster) -> None:
+    """Whether an answer is awaited, or read as it comes; several that name it at once load it once."""
+    question, greedy = [{"role": "user", "content": "What is 23 + 45?"}], SamplingParams(temperature=0, max_tokens=24)
+    talk = LoRARequest("talk", 1, "pirate")
+    async with AsyncLLM(address=cluster.grpc_address) as llm:
+        answered = await asyncio.gather(*(llm.chat(question, greedy, lora_request=talk) for _ in range(3)))
+        assert [one.text for one in answered] == ["Ahoy! 68 Arr!"] * 3
+        whole = await llm.generate(PROMPT, greedy, lora_request=talk)
+        told = [one async for one in llm.generate(PROMPT, greedy, "1", lora_request=talk)]
+        assert (told[-1].outputs, told[-1].request_id) == (whole.outputs, "1")
+        assert whole.text != (await llm.generate(PROMPT, greedy)).text
+        assert await llm.unload_lora_adapter("talk") == 0
+        with pytest.raises(NotFound, match="The model `talk` does not exist"):
+            await llm.generate(PROMPT, greedy, lora_request=LoRARequest("talk"))
 
 
 @pytest.mark.slow

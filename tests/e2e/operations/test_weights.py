@@ -46,11 +46,11 @@ def folder_of(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     return path
 
 
-def shake(seed: int) -> Callable[[dict[str, torch.Tensor]], None]:
+def shake(seed: int, strength: float = 0.2) -> Callable[[dict[str, torch.Tensor]], None]:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         noise = torch.Generator().manual_seed(seed)
         for tensor in tensors.values():
-            tensor.add_((torch.randn(tensor.shape, generator=noise) * 0.2 * tensor.float().std()).to(tensor))
+            tensor.add_((torch.randn(tensor.shape, generator=noise) * strength * tensor.float().std()).to(tensor))
 
     return change
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,15 @@ from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 60.0
+LONGER_THAN_A_TEST_S = 500.0  # so that no test passes because its time is up
 SHAPES = {"F32": [7, 3], "BF16": [], "U8": [1], "F16": [0, 4], "I64": [5]}
+
+
+def order_of(store: Any, size: int, timeout_s: float = PATIENCE_S) -> pb.JoinWeightsGroup:
+    return pb.JoinWeightsGroup(
+        master_address="127.0.0.1", master_port=store.port, first_rank=1, world_size=size, group_name="g",
+        backend="gloo", timeout_ms=int(timeout_s * 1000),
+    )  # fmt: skip
 
 
 class Trainer:
@@ -27,10 +37,7 @@ class Trainer:
     def __init__(self) -> None:
         self.groups = WeightsGroups(torch.device("cpu"))
         self.store = _store("127.0.0.1", 2, PATIENCE_S)
-        self.order = pb.JoinWeightsGroup(
-            master_address="127.0.0.1", master_port=self.store.port, first_rank=1, world_size=2, group_name="g",
-            backend="gloo", timeout_ms=int(PATIENCE_S * 1000),
-        )  # fmt: skip
+        self.order = order_of(self.store, 2)
         with ThreadPoolExecutor(1) as joining:
             joined = joining.submit(self.groups.join, self.order)
             self.group = _member(self.store, "g", "gloo", 2, PATIENCE_S)
@@ -134,3 +141,87 @@ def test_where_nobody_is_nobody_joins() -> None:
         groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="gloo", **place))
     with pytest.raises(InvalidArgument, match="backend: nccl is for GPUs, and this worker computes on cpu"):
         groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="nccl", **place))
+
+
+class Several:
+    """A trainer, and ranks of workers beside it, each of which is asked in a thread of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.store = _store("127.0.0.1", count + 1, LONGER_THAN_A_TEST_S)
+        self.ranks = [WeightsGroups(torch.device("cpu"), rank) for rank in range(count)]
+        self.pool = ThreadPoolExecutor(count)
+        order = order_of(self.store, count + 1, LONGER_THAN_A_TEST_S)
+        joined = [self.pool.submit(groups.join, order) for groups in self.ranks]
+        self.group = _member(self.store, "g", "gloo", count + 1, LONGER_THAN_A_TEST_S)
+        for one in joined:
+            one.result()
+
+    def receive(self, rank: int, heads: list[TensorHead], each: Callable[[str], None] = lambda _: None) -> None:
+        with self.ranks[rank].receiving(expected(heads, int(LONGER_THAN_A_TEST_S * 1000))) as coming:
+            for name, _ in coming:
+                each(name)
+
+
+@pytest.fixture
+def several() -> Iterator[Several]:
+    made = Several(3)
+    yield made
+    for groups in made.ranks:
+        groups.leave("g")
+    made.pool.shutdown()
+
+
+HEADS = [TensorHead(name=name, dtype="F32", shape=[10]) for name in ("a", "b")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("failing", range(3))
+def test_one_that_fails_ends_the_wait_of_the_others_with_its_own_error(several: Several, failing: int) -> None:
+    """Wherever it stands in the tree that broadcasts take: the trainer sends nothing more, and its group stays open."""
+
+    def refuse(_: str) -> None:
+        raise InvalidArgument("b is no tensor of this model", field="names")
+
+    waiting = [
+        several.pool.submit(several.receive, rank, HEADS, *([refuse] if rank == failing else [])) for rank in range(3)
+    ]
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = 0
+    sent = several.group.broadcast([torch.ones(10).view(torch.uint8)], options)
+    for rank, one in enumerate(waiting):
+        said = "b is no tensor" if rank == failing else r"another rank of the group has failed: b is no tensor"
+        with pytest.raises(InvalidArgument, match=said) as raised:
+            one.result()
+        assert raised.value.field == "names"
+        with pytest.raises(FailedPrecondition):
+            several.ranks[rank].find("g")
+    del sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_ends_the_wait_of_the_others(several: Several) -> None:
+    """Its member's process hears of its end."""
+    waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in (0, 1)]
+    member = several.ranks[2].find("g").member
+    assert isinstance(member, GlooMember)
+    assert member._process.stdin is not None
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), member._process.stdin.fileno())  # which closes it, as of a process that is gone
+    for one in waiting:
+        with pytest.raises(Unavailable, match="another rank of the group has failed: a rank of the group is gone"):
+            one.result()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_that_is_to_leave_waits_for_nothing(several: Several) -> None:
+    """Nor do the others."""
+    waiting = [several.pool.submit(several.receive, rank, HEADS) for rank in range(3)]
+    several.store.wait(["g/receiving/0"], timedelta(seconds=LONGER_THAN_A_TEST_S))  # some rank; it may be any
+    several.ranks[0].interrupt("g")
+    several.ranks[0].interrupt("another")
+    for one in waiting:
+        with pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 2\)"):
+            one.result()

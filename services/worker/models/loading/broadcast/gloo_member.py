@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.models.loading.broadcast import gloo_receiver
+from services.worker.models.loading.broadcast import failures, gloo_receiver
+from services.worker.models.loading.broadcast.failures import FailedElsewhereError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 # Of a process that may be slow on a busy machine, and imports torch: its own times are shorter, and end first.
@@ -49,7 +50,9 @@ class GlooMember:
                 size=order.world_size,
                 name=order.group_name,
                 timeout_s=timeout_s,
+                gone=failures.encoded(failures.GONE).hex(),
             )
+            self._name, self._store = order.group_name, failures.store_of(order)
         except BaseException:
             self.close()
             raise
@@ -65,13 +68,19 @@ class GlooMember:
         content = mmap.mmap(self._memory, num_bytes)
         return torch.frombuffer(content, dtype=dtype).view(tuple(shape))
 
+    def interrupt(self) -> None:
+        self._process.kill()
+
+    def fail(self, error: BaseException) -> None:
+        failures.tell(self._store, self._name, error)
+
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
         os.close(self._memory)
 
     def _ask(self, patience_s: float, **question: Any) -> None:
-        """Raises RuntimeError, ValueError with what it answers."""
+        """Raises RuntimeError, ValueError, FailedElsewhereError with what it answers."""
         pipe, answers = self._process.stdin, self._process.stdout
         assert pipe is not None
         assert answers is not None
@@ -91,6 +100,8 @@ class GlooMember:
         answer = json.loads(said)
         if "wrong" in answer:
             raise ValueError(answer["wrong"])
+        if "failed" in answer:
+            raise FailedElsewhereError(bytes.fromhex(answer["failed"]))
         if "error" in answer:
             raise RuntimeError(answer["error"])
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, MARK_BYTES
+from services.worker.models.loading.broadcast import failures, gloo_receiver
+from services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, LOOK_S, MARK_BYTES
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-LOOK_S = 0.0005
 ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
@@ -26,8 +27,9 @@ class NcclMember:
     def __init__(self, order: pb.JoinWeightsGroup, rank: int, device: torch.device) -> None:
         """Members meet with the first broadcast. Raises RuntimeError."""
         self._device, timeout = device, timedelta(milliseconds=order.timeout_ms)
-        host, port, name, size = order.master_address, order.master_port, order.group_name, order.world_size
-        self._store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+        name, size = order.group_name, order.world_size
+        self._name, self._store = name, failures.store_of(order)
+        self._others, self._is_interrupted = gloo_receiver.Failures(self._store, name), False
         self.say(f"{name}/joining/{rank}")  # to a trainer that waits for it
         # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
         prefixed = PrefixStore("cuda/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
@@ -59,11 +61,24 @@ class NcclMember:
         while not work.is_completed():  # NCCL's own wait ends the process when it has been too long
             if time.monotonic() >= deadline:
                 raise RuntimeError("too late")
+            if self._is_interrupted:
+                raise RuntimeError("the group is left")
+            if failed := self._others.look():
+                raise FailedElsewhereError(bytes.fromhex(failed))
             time.sleep(LOOK_S)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise FailedElsewhereError(bytes.fromhex(self._others.behind(error))) from None
         if len(end) >= LEAST_MARKED and bool((end == mark).all()):
             raise ValueError("the trainer has sent fewer bytes than it has announced")
         return content.view(tuple(shape))
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+
+    def fail(self, error: BaseException) -> None:
+        failures.tell(self._store, self._name, error)
 
     def close(self) -> None:
         self._group.abort()

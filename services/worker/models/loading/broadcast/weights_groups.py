@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from services.worker.models.loading.broadcast.failures import FailedElsewhereError
 from services.worker.models.loading.broadcast.gloo_member import GlooMember
 from services.worker.models.loading.broadcast.nccl_member import NcclMember
 from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -32,13 +33,20 @@ TOLERANCE_S = 0.01  # torch counts in milliseconds
 
 
 class Member(Protocol):
-    """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else."""
+    """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else, and
+    FailedElsewhereError where another member has said that it has failed."""
 
     def say(self, key: str) -> None:
         """To a trainer that looks for this key in the store."""
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
         """The next broadcast; good until the one after it."""
+
+    def interrupt(self) -> None:
+        """Whoever receives now hears a RuntimeError. Any thread may call."""
+
+    def fail(self, error: BaseException) -> None:
+        """The others are told why nothing comes of it, and wait for nothing more."""
 
     def close(self) -> None: ...
 
@@ -76,16 +84,24 @@ class WeightsGroups:
 
     @contextmanager
     def receiving(self, expected: pb.ExpectedBroadcast) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """All tensors, each good until the next is asked for. What fails meanwhile ends the group: of what does not
-        come it raises Unavailable, of what is something else InvalidArgument."""
+        """All tensors, each good until the next is asked for. What fails meanwhile ends the group, here and for all
+        others: of what does not come it raises Unavailable, of what is something else InvalidArgument, and what another
+        rank has failed with."""
         name = expected.content.group_name
         group = self.find(name)
         try:
             timeout_ms = expected.content.timeout_ms or DEFAULT_TIMEOUT_MS
             yield group.tensors(expected.tensors, timeout_ms / 1000)
-        except BaseException:
+        except BaseException as error:
+            group.member.fail(error)
             self.leave(name)
             raise
+
+    def interrupt(self, name: str) -> None:
+        """It is to be left: nothing is waited for in it any more. Any thread may call."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.member.interrupt()
 
     def leave(self, name: str) -> None:
         """Whether there is one or not."""
@@ -110,6 +126,8 @@ class WeightsGroup:
                 if number == 1:
                     self._say_ready()
                 yield head.name, self._received(head, deadline)
+            except FailedElsewhereError as error:
+                raise error.as_told(where) from None
             except ValueError as error:
                 raise InvalidArgument(f"{where}: {error}", field="shapes") from None
             except RuntimeError as error:

@@ -1,0 +1,135 @@
+"""`AsyncLLM`: what `LLM` is, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack
+
+from quire.async_client import AsyncClient
+from quire.embedded import Embedded
+from quire.generating import Generating
+from quire.lora import LoRARequest
+from quire.outputs import Classification, Ranked, RequestOutput
+from quire.params import SamplingParams
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Prompt
+
+
+class AsyncLLM(Embedded):
+    """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")
+
+    `async for output in llm.generate(...)` gives what there is so far, again and again. `lora_request`, of all that is
+    asked: an adapter, which is loaded if it is not there.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self.client = AsyncClient(self.address, api_key=self._api_key)
+        self.stream = self.client.stream
+        self.stream_chat = self.client.stream_chat
+        self.embed_stream = self.client.embed_stream
+        self.files = self.client.files  # of a cluster with batch_folder=
+        self.batches = self.client.batches
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        options: Options | None = None,
+    ) -> Generating:
+        """Continues a prompt; to be awaited or iterated, once."""
+        options = options or Options()
+        if request_id:
+            options = replace(options, request_id=request_id)
+        return Generating(self.client, prompt, params or sampling_params, partial(self._chosen, lora_request, options))
+
+    async def chat(
+        self,
+        messages: ChatMessages,
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **extras: Unpack[ChatExtras],
+    ) -> RequestOutput:
+        return await self.client.chat(messages, params, await self._chosen(lora_request, options), **extras)
+
+    async def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **extras: Unpack[EmbedExtras],
+    ) -> list[list[float]]:
+        return await self.client.embed(inputs, await self._chosen(lora_request, options), **extras)
+
+    async def encode(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **extras: Unpack[EmbedExtras],
+    ) -> list[list[list[float]]]:
+        return await self.client.encode(inputs, await self._chosen(lora_request, options), **extras)
+
+    async def classify(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Classification]:
+        return await self.client.classify(inputs, await self._chosen(lora_request, options))
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[float]:
+        return await self.client.score(queries, documents, await self._chosen(lora_request, options))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int = 0,
+        options: Options | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Ranked]:
+        return await self.client.rerank(query, documents, top_n, await self._chosen(lora_request, options))
+
+    async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:
+        """As LLM.load_lora_adapter()."""
+        return await asyncio.to_thread(self._adapters.load, lora_name, lora_path, replace=load_inplace)
+
+    async def unload_lora_adapter(self, lora_name: str) -> int:
+        """As LLM.unload_lora_adapter()."""
+        return await asyncio.to_thread(self._adapters.unload, lora_name)
+
+    async def _chosen(self, asked: LoRARequest | None, options: Options | None) -> Options:
+        if asked is None:
+            return options or Options()
+        return await asyncio.to_thread(self._adapters.chosen, asked, options)
+
+    async def close(self) -> None:
+        await self.client.close()
+        self._blocking.close()
+        self._stop()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,101 @@
+"""A checkpoint of Hugging Face that is written again, file by file, with other tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+CONFIG = "config.json"
+OTHER_WAY_ROUND = "GPT2LMHeadModel"  # its weights are [in_features, out_features]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Raises InvalidArgument for what is no checkpoint of floats."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InvalidArgument(f"folder: there is no {path}", field="folder")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidArgument(f"folder: {path} is not JSON: {error}", field="folder") from None
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"folder: {path} is no JSON object", field="folder")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise InvalidArgument(f"folder: {folder} is quantized already ({method})", field="folder")
+    return config
+
+
+def check_unused(out: Path) -> None:
+    """Raises FailedPrecondition."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
+
+
+def files(folder: Path) -> list[Path]:
+    """Of weights. Raises InvalidArgument where there are none."""
+    index = folder / INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise InvalidArgument(f"folder: there are no *.safetensors in {folder}", field="folder")
+    return found
+
+
+def shapes(paths: list[Path]) -> dict[str, list[int]]:
+    """Of all tensors, by name."""
+    from safetensors import safe_open
+
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
+    return found
+
+
+class Written:
+    """The new one. What is in its folder is no model before it is whole: config.json comes last."""
+
+    def __init__(self, folder: Path, out: Path) -> None:
+        self._folder, self._out = folder, out
+        self._places: dict[str, str] = {}
+        self._num_bytes = 0
+
+    @classmethod
+    @contextmanager
+    def of(cls, folder: Path, out: Path, config: dict[str, Any]) -> Iterator[Written]:
+        """Add its files; on leaving, `config` as it is then and what lies beside the weights are put there."""
+        written = cls(folder, out)
+        out.mkdir(parents=True, exist_ok=True)
+        yield written
+        written._finish(config)
+
+    def add(self, name: str, tensors: dict[str, Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        if not tensors:
+            return
+        save_file(tensors, self._out / name, metadata={"format": "pt"})
+        self._places.update(dict.fromkeys(tensors, name))
+        self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+
+    def _finish(self, config: dict[str, Any]) -> None:
+        if set(self._places.values()) != {WHOLE}:
+            index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._places}
+            (self._out / INDEX).write_text(json.dumps(index))
+        for other in self._folder.iterdir():
+            is_copied = other.is_file() and other.suffix not in (".safetensors", ".bin") and other.name != INDEX
+            if is_copied and other.name != CONFIG:
+                shutil.copy(other, self._out / other.name)
+        (self._out / CONFIG).write_text(json.dumps(config, indent=2))

@@ -1,0 +1,23 @@
+"""`quire merge-adapter FOLDER ADAPTER OUT`: the checkpoint again, with the adapter in its weights."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="config.json and safetensors of 16 or 32 bits")
+    parser.add_argument("adapter", type=Path, help="as PEFT saves it: adapter_config.json, adapter_model.safetensors")
+    parser.add_argument("out", type=Path, help="a new folder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from quire.merge_adapter import merge  # and torch with it
+
+    folder, adapter = arguments.folder.expanduser().resolve(), arguments.adapter.expanduser().resolve()
+    report = merge(folder, adapter, arguments.out.expanduser())
+    print(f"{report.out}: {report.num_changed} weights changed, {report.num_bytes / 1e6:.1f} MB")
+    if report.unties:
+        print("the output head, which was the table of embeddings, has a weight of its own")
+    return 0

@@ -1,0 +1,143 @@
+"""An adapter put into the weights that it was trained for: W + s B A, or what DoRA makes of that, tensor by tensor.
+
+Names and sizes are checked before anything is computed. An output head that is the table of embeddings gets a weight of
+its own where the adapter changes one of the two, since an adapter of one leaves the other as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.worker.lora.base_copies import probes
+from services.worker.lora.peft_folder import LowRank, PeftFolder
+from services.worker.lora.peft_scales import refusal
+
+WEIGHT = ".weight"
+HEAD = "lm_head"
+TABLES = ("embed_tokens", "wte", "embed_in")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TURNED = ("c_attn", "c_proj", "c_fc")  # of GPT-2, whose weights are [in_features, out_features]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one weight: an addition of low rank, or another weight."""
+
+    module: str
+    pair: LowRank | None = None
+    whole: Tensor | None = None
+    turned: bool = False  # the weight's rows are the addition's columns
+
+    def of(self, weight: Tensor) -> Tensor:
+        """float32, in the shape of `weight`."""
+        if self.whole is not None:
+            return self.whole.float()
+        assert self.pair is not None, "it is one of the two"
+        base = weight.float()
+        merged = (base.t() if self.turned else base) + self.pair.up @ self.pair.down
+        if self.pair.magnitude is not None:
+            merged *= (self.pair.magnitude / torch.linalg.vector_norm(merged, dim=1))[:, None]
+        return merged.t() if self.turned else merged
+
+    def shape(self) -> list[int]:
+        """That the weight must have."""
+        if self.whole is not None:
+            return list(self.whole.shape)
+        assert self.pair is not None, "it is one of the two"
+        shape = [self.pair.up.size(0), self.pair.down.size(1)]
+        return shape[::-1] if self.turned else shape
+
+
+class Merging:
+    """Of one adapter and one checkpoint."""
+
+    def __init__(
+        self, adapter: PeftFolder, shapes: Mapping[str, Sequence[int]], *, tied: bool | None, turned: bool
+    ) -> None:
+        """`shapes`: of all tensors of the checkpoint, by name; `tied`: whether its config says that the output head is
+        the table of embeddings; None: it does not say; `turned`: weights are those of GPT-2. Raises InvalidArgument for
+        what has no place there."""
+        self._adapter, self._shapes = adapter, shapes
+        if adapter.stacks:
+            text = f"{adapter.stacks[0].name}: what is added to experts that are one parameter is not merged"
+            raise refusal(adapter.name, text)
+        self._tied = HEAD + WEIGHT not in shapes if tied is None else tied
+        self._changes: dict[str, Change] = {}  # by tensor
+        self._of_head: Change | None = None  # where the head is the table
+        for change in self._all(turned):
+            self._place(change)
+        changed = {change.module for change in self._changes.values()}
+        changes_vocabulary = any(_ends(name, (*TABLES, HEAD)) for name in changed) or self._of_head is not None
+        self._untied = self._table() if self._tied and changes_vocabulary else ""
+        self.num_changed = len(self._changes) + (self._of_head is not None)
+
+    @property
+    def unties(self) -> bool:
+        """The output head has a weight of its own from now on."""
+        return bool(self._untied)
+
+    def of(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """What stands in the place of a tensor of the checkpoint, in its dtype. Raises InvalidArgument where it is no
+        weight of 16 or 32 bits, or another than the adapter was trained for."""
+        if self._untied and name == HEAD + WEIGHT:
+            return {}  # a copy of the table, which gives the head
+        found = {name: self._changed(name, weight, self._changes.get(name))}
+        if name == self._untied:
+            found[HEAD + WEIGHT] = self._changed(name, weight, self._of_head).clone()
+        return found
+
+    def _changed(self, name: str, weight: Tensor, change: Change | None) -> Tensor:
+        if change is None:
+            return weight
+        if weight.dtype not in FLOATS:
+            text = f"{name} is of {weight.dtype}: adapters are merged into weights of 16 or 32 bits"
+            raise refusal(self._adapter.name, text)
+        copy = self._adapter.bases.get(change.module)
+        if copy is not None:
+            products = probes(weight.size(1)) @ weight.float().t()
+            if copy.shape != tuple(weight.shape) or not copy.equals(products, range(weight.size(0))):
+                text = f"{change.module}: the adapter has a copy of another weight than the model's"
+                raise refusal(self._adapter.name, text)
+        return change.of(weight).to(weight.dtype).contiguous()
+
+    def _all(self, turned: bool) -> list[Change]:
+        adapter = self._adapter
+        pairs = [
+            Change(module, pair, turned=module in adapter.embeddings or (turned and _ends(module, TURNED)))
+            for module, pair in adapter.modules.items()
+        ]
+        return pairs + [Change(module, whole=weight) for module, weight in adapter.saved.items()]
+
+    def _place(self, change: Change) -> None:
+        is_table = change.module == HEAD and self._tied
+        name = self._table() if is_table else self._find(change.module)
+        if list(self._shapes[name]) != change.shape():
+            text = f"{change.module} is for a weight of shape {change.shape()}, {name} has {list(self._shapes[name])}"
+            raise refusal(self._adapter.name, text)
+        if is_table:
+            self._of_head = change
+        else:
+            self._changes[name] = change
+
+    def _find(self, module: str) -> str:
+        """Some checkpoints have no name for what is around the layers (GPT-2), or one that the adapter has not."""
+        _, _, inside = module.partition(".")
+        found = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
+        if not found:
+            raise refusal(self._adapter.name, f"{module} is no layer of this checkpoint, which has no {module}{WEIGHT}")
+        return found[0] + WEIGHT
+
+    def _table(self) -> str:
+        found = [name for name in self._shapes if _ends(name.removesuffix(WEIGHT), TABLES)]
+        if len(found) != 1:
+            text = f"the output head is a table of embeddings, of which the checkpoint has {len(found)}"
+            raise refusal(self._adapter.name, text)
+        return found[0]
+
+
+def _ends(module: str, names: Sequence[str]) -> bool:
+    return module.rpartition(".")[2] in names

@@ -1,0 +1,60 @@
+"""What one member of a group tells the others when it cannot go on, who would else wait until their time is up.
+
+It stands in the trainer's store, which all members know, on whichever host they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+from google.protobuf.message import DecodeError
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from services.worker.models.loading.broadcast.gloo_receiver import failed_key
+from services.worker.structured.background import Background
+from shared.errors import Internal, QuireError, Unavailable, from_proto, to_proto
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+PATIENCE_S = 1.0
+GONE = Unavailable("a rank of the group is gone")
+
+
+class FailedElsewhereError(Exception):
+    """Another member has said so."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__(said)
+        self.said = said
+
+    def as_told(self, where: str) -> QuireError:
+        """The same error."""
+        try:
+            told = from_proto(finish_pb2.Error.FromString(self.said))
+        except DecodeError:
+            return Unavailable(f"{where}: another rank of the group has failed")
+        return type(told)(f"{where}: another rank of the group has failed: {told.message}", field=told.field)
+
+
+def store_of(order: pb.JoinWeightsGroup) -> TCPStore:
+    """The trainer's, as one who looks into it. Raises RuntimeError."""
+    timeout = timedelta(milliseconds=order.timeout_ms)
+    host, port, size = order.master_address, order.master_port, order.world_size
+    return TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def encoded(error: BaseException) -> bytes:
+    known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
+    return to_proto(known).SerializeToString()
+
+
+def tell(store: TCPStore, name: str, error: BaseException) -> None:
+    """The first one counts. Returns when it stands there, so that others read it before connections to this member
+    break; soon in any case: a trainer that hangs has a store that does."""
+
+    def put() -> None:
+        store.compare_set(failed_key(name), "", encoded(error).hex())
+
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the trainer is gone
+        Background("failed group").submit(put).result(PATIENCE_S)

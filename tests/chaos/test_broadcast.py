@@ -1,0 +1,68 @@
+"""A worker is killed amid weights that a trainer broadcasts: the others wait no longer, and keep the old ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from quire import WeightsUpdateGroup
+from quire.client import Client
+from quire.cluster import Cluster
+from shared.errors import Unavailable
+from shared.pb.admin.v1 import admin_pb2
+from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
+from tests.chaos.test_workers import pid
+from tests.e2e.operations.test_weights import folder_of, shake
+from tests.e2e.operations.test_weights_group import patiently
+from tests.waiting import until
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+LONGER_THAN_THE_TEST_S = 540.0
+SENT = 3  # tensors
+
+
+def num_ready(client: Client) -> int:
+    """Workers."""
+    return sum(one.role == admin_pb2.ROLE_WORKER and one.state == admin_pb2.STATE_READY for one in client.status())
+
+
+def test_a_worker_is_killed_while_it_receives(two_workers: Cluster, tmp_path: Path) -> None:
+    """The trainer goes on to hold its group open, as one does that does not look; asked again it is done."""
+    folder_of(tmp_path / "step-1", shake(1))
+    tensors = load_file(next((tmp_path / "step-1").glob("*.safetensors")))
+    victim = two_workers.process("worker-1")
+    with Client(two_workers.grpc_address) as client:
+        (before,) = client.generate(PROMPT, SHORT)
+        group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo", timeout_s=LONGER_THAN_THE_TEST_S))
+        send, sent = WeightsUpdateGroup._send, []
+
+        def kill_in_the_middle(tensor: Any, asked: Any) -> bool:
+            if len(sent) == SENT:
+                os.kill(pid(two_workers, "worker-1"), signal.SIGKILL)
+                group._await(lambda: False, asked)  # until the update has ended
+            sent.append(send(group, tensor, asked))
+            return sent[-1]
+
+        group._send = kill_in_the_middle  # type: ignore[method-assign]
+        held = group._group  # noqa: F841 - connections stay open
+        with pytest.raises(Unavailable):
+            group.update(tensors.items(), "never", "keep")
+        assert len(sent) == SENT + 1
+        group.close()
+        until(lambda: victim.restarts == 1 and num_ready(client) == 2, PATIENCE_S)
+        (after,) = client.generate(PROMPT, SHORT)
+        assert (after.weight_version, after.outputs) == ("0", before.outputs)
+        with patiently(lambda: WeightsUpdateGroup(client, backend="gloo")) as another:
+            assert patiently(lambda: another.update(tensors.items(), "one", "keep")) == "one"
+        wanted = told(tmp_path / "step-1")
+        for _ in range(2):  # on either worker
+            (after,) = client.generate(PROMPT, SHORT)
+            assert (after.weight_version, after.outputs[0].token_ids) == ("one", wanted)
+    leaves_nothing_behind(two_workers)
