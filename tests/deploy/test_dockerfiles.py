@@ -43,7 +43,23 @@ def test_every_image_that_is_built_on_can_be_named_by_its_digest(role: str) -> N
     arguments = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if re.match(r"ARG \w+=", line))
     for base in bases:
         assert re.fullmatch(r"\$\{\w+\}", base), f"{base} is made of parts"
-        assert re.search(r":[^/]+$", arguments[base[2:-1]])
+        default = arguments[base[2:-1]]
+        if whole := re.fullmatch(r"\$\{(\w+)\}", default):  # the same as another one, unless it is named
+            default = arguments[whole[1]]
+        assert re.search(r":[^/]+$", default)
+
+
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_an_image_that_may_have_no_shell_is_made_without_one(role: str) -> None:
+    """Whatever is made on RUNTIME is copied there, and starts by words instead of lines."""
+    text = DOCKERFILES[role].read_text()
+    (written,) = re.findall(r"^FROM \$\{RUNTIME\}.*?(?=^FROM|\Z)", text, re.MULTILINE | re.DOTALL)
+    keywords = {line.split()[0] for line in written.splitlines() if re.match(r"[A-Z]+ ", line)}
+    assert keywords.isdisjoint({"RUN", "SHELL", "ADD"})
+    for keyword in ("ENTRYPOINT", "CMD"):
+        assert re.search(rf"^ *{keyword} \[", written, re.MULTILINE)
+    assert not re.search(r"^ *(ENTRYPOINT|CMD) [^\[]", written, re.MULTILINE)
+    assert "COPY --from=build" in written
 
 
 @images
