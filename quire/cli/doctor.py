@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -84,8 +85,10 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     frontend, worker, scheduler_port = settings.frontend, settings.worker, settings.scheduler.metrics_port
     address = address_of(arguments)
     services = cluster.find(address, tls_of(arguments))
-    yield from machine.look(worker.device)
-    yield from gpu.look(worker.device, worker.num_ranks)
+    has_worker = importlib.util.find_spec("services.worker") is not None  # images of other services do not
+    yield from machine.look(worker.device, for_workers=has_worker)
+    if has_worker:
+        yield from gpu.look(worker.device, worker.num_ranks)
     wanted = {
         "http_port": frontend.http_port,
         "grpc_port": arguments.grpc_port,
@@ -96,7 +99,10 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     yield from certificates.look("client_tls", frontend.client_tls)
     yield from certificates.look("tls", frontend.tls)
     yield from _secret(frontend)
-    yield from model.look(settings.model, worker.revision, worker.device)
+    if has_worker:
+        yield from model.look(settings.model, worker.revision, worker.device)
+    else:
+        yield ok("worker", "is not installed here; where it is, `quire doctor` looks at device and model as well")
     yield from cluster.look(address, services)
 
 

@@ -22,10 +22,12 @@ SHARED_MEMORY = Path("/dev/shm")
 CLOCK_UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex(2)
 
 
-def look(device: str) -> Iterator[Finding]:
+def look(device: str, *, for_workers: bool) -> Iterator[Finding]:
+    """`for_workers`: also at what only they need."""
     yield _python()
     yield _processor(device)
-    yield from _kernels(device)
+    if for_workers:
+        yield from _kernels(device)
     yield _memory()
     yield _descriptors()
     yield from _shared_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -43,7 +44,23 @@ def test_every_image_that_is_built_on_can_be_named_by_its_digest(role: str) -> N
     arguments = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if re.match(r"ARG \w+=", line))
     for base in bases:
         assert re.fullmatch(r"\$\{\w+\}", base), f"{base} is made of parts"
-        assert re.search(r":[^/]+$", arguments[base[2:-1]])
+        default = arguments[base[2:-1]]
+        if whole := re.fullmatch(r"\$\{(\w+)\}", default):  # the same as another one, unless it is named
+            default = arguments[whole[1]]
+        assert re.search(r":[^/]+$", default)
+
+
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_an_image_that_may_have_no_shell_is_made_without_one(role: str) -> None:
+    """What is made on RUNTIME runs words, not lines, and one of them sees whether the service can be imported there."""
+    text = DOCKERFILES[role].read_text()
+    (written,) = re.findall(r"^FROM \$\{RUNTIME\}.*?(?=^FROM|\Z)", text, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^ *(RUN|SHELL|ENTRYPOINT|CMD) (.*)", written, re.MULTILINE)
+    assert sorted(keyword for keyword, _ in commands) == ["CMD", "CMD", "ENTRYPOINT", "RUN"]  # one is HEALTHCHECK's
+    assert all(isinstance(json.loads(words), list) for _, words in commands)
+    (imported,) = [words for keyword, words in commands if keyword == "RUN"]
+    assert f"import services.{role}." in imported
+    assert written.index("USER ") < written.index(imported)
 
 
 @images

@@ -1,4 +1,4 @@
-"""Builds the images from their Dockerfiles as they stand, without a Docker engine: buildah in a chroot, on a base that
+"""Builds the images from their Dockerfiles as they stand, without a Docker engine: buildah in a chroot, on bases that
 mmdebstrap makes of Debian packages."""
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.version import VERSION
+from tests.deploy.images import runtime_base
 from tests.deploy.paths import DOCKERFILES, ROOT
 
-BASE = "localhost/quire-base"
+BASE, RUNTIME = "localhost/quire-base", "localhost/quire-runtime"
 SUITE = "bookworm"
-PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
+PACKAGES = (*runtime_base.ROOTS, "python3-venv")
+MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"  # otherwise a package does it, by means of all of Perl
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +68,20 @@ class Builder:
         )
         return done.stdout.strip()
 
-    def make_base(self) -> None:
-        """Debian with Python, and with the certificates that this machine trusts."""
-        tar = self.folder / "base.tar"
-        if not tar.exists():
+    def make_bases(self) -> None:
+        """Debian with Python and the certificates that this machine trusts, and as much of it as services run on."""
+        full, small = self.folder / "base.tar", self.folder / "runtime.tar"
+        if not full.exists():
             trusted = "/etc/ssl/certs/ca-certificates.crt"
-            hook = f"--customize-hook=copy-in {trusted} {Path(trusted).parent}"
-            without = [f"--dpkgopt=path-exclude=/usr/share/{room}/*" for room in ("doc", "man", "locale")]
-            command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", *without, hook, SUITE, str(tar)]
-            subprocess.run(command, check=True)
-        container = self.buildah("from", "scratch")
-        self.buildah("add", "--quiet", container, str(tar), "/")
-        self.buildah("commit", "--quiet", "--rm", container, BASE)
+            words = [f"--dpkgopt=path-exclude=/usr/share/{room}/*" for room in ("doc", "man", "locale")]
+            words += [f"--hook-dir={MERGED_USR}", f"--customize-hook=copy-in {trusted} {Path(trusted).parent}"]
+            include = f"--include={','.join(PACKAGES)}"
+            subprocess.run(["mmdebstrap", "--variant=minbase", include, *words, SUITE, str(full)], check=True)
+        runtime_base.select(full, small)
+        for tar, name in ((full, BASE), (small, RUNTIME)):
+            container = self.buildah("from", "scratch")
+            self.buildah("add", "--quiet", container, str(tar), "/")
+            self.buildah("commit", "--quiet", "--rm", container, name)
 
     def build(self, image: Image, arguments: Mapping[str, str]) -> float:
         """Seconds that it took."""
@@ -85,7 +89,8 @@ class Builder:
         words = ["bud", "--isolation", "chroot", "--format", "docker", "--quiet"]
         words += ["--file", str(DOCKERFILES[image.role]), "--tag", image.tag]
         words += ["--target", image.target] if image.target else []
-        for name, value in {"BASE": BASE, **arguments}.items():
+        bases = {"BASE": BASE, "RUNTIME": arguments.get("BASE", RUNTIME)}  # whose Pythons have to be the same
+        for name, value in {**bases, **arguments}.items():
             words += ["--build-arg", f"{name}={value}"]
         self.buildah(*words, ".")
         return time.monotonic() - began
@@ -115,9 +120,11 @@ class Builder:
         finally:
             self.buildah("rm", container)
 
-    def call(self, container: str, command: Sequence[str], *, files: Path) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, container: str, command: Sequence[str], *, files: Path, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """`command` in the container, to its end."""
-        words = [*self._run(files, {}), container, "--", *command]
+        words = [*self._run(files, environment or {}), container, "--", *command]
         return subprocess.run(words, capture_output=True, text=True, check=False)
 
     def push(self, image: Image, destination: str) -> str:

@@ -4,37 +4,88 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+import ssl
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.deploy.images.builder import FRONTEND, SCHEDULER, WORKER, Builder
+import trustme
+
+from tests.deploy.images import inside
+from tests.deploy.images.builder import FRONTEND, SCHEDULER, WORKER, Builder, Service
 
 READY_S = 120.0
+ROLES = (SCHEDULER, WORKER, FRONTEND)  # in the order of starting
 USER = 10001
 
 
 def talk(builder: Builder) -> bool:
-    """Whether a question whose answer is known is answered, and all end well when they are told to."""
+    """Whether a question whose answer is known is answered, and all end well when they are told to; also within TLS."""
+    return all([_look_inside(builder), _talk(builder, None), _talk(builder, trustme.CA())])
+
+
+def _look_inside(builder: Builder) -> bool:
+    """Whether each image has what its Python and its service may need, also for what no question comes by."""
+    good = True
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch)
         write_secret(files)
-        grpc_port, http_port, scheduler_port = _free_ports(3)
-        (files / "quire.yaml").write_text(_settings(grpc_port, http_port, scheduler_port))
+        shutil.copy(inside.__file__, files / "inside.py")
+        for image in ROLES:
+            with builder.container(image) as container:
+                done = builder.call(container, ["python", "/etc/quire/inside.py", image.role], files=files)
+            print(f"{image.tag}: {', '.join(done.stdout.splitlines())}")
+            if done.returncode:
+                print(done.stderr)
+                good = False
+    return good
+
+
+def _talk(builder: Builder, authority: trustme.CA | None) -> bool:
+    with tempfile.TemporaryDirectory() as scratch:
+        files = Path(scratch)
+        write_secret(files)
+        tls = _write_certificates(files, authority) if authority else {}
+        ports = _free_ports(3)
+        grpc_port, http_port, _ = ports
+        (files / "quire.yaml").write_text(_settings(*ports, tls))
         environment = {"QUIRE_CONFIG": "/etc/quire/quire.yaml", "XDG_CACHE_HOME": "/tmp"}
-        running = []
+        running: list[Service] = []
         try:
-            for image in (SCHEDULER, WORKER, FRONTEND):
+            for image in ROLES:
                 running.append(builder.start(image, [image.role], files=files, environment=environment))
-            answer = _ask(f"http://127.0.0.1:{http_port}/v1/chat/completions")
+            answer = _ask(f"http{'s' * bool(tls)}://127.0.0.1:{http_port}/v1/chat/completions", authority)
+            health = _health(builder, running[-1], grpc_port, files, tls)
         finally:
             statuses = [service.stop() for service in reversed(running)]
-    print(f"What is 23 + 45? {answer}")
+    print(f"What is 23 + 45? {answer}; quire health: {health}; TLS: {'on' if tls else 'off'}")
     print(f"exit statuses after SIGTERM: {statuses}")
-    return answer == "68" and not any(statuses)
+    return answer == "68" and health == "SERVING" and not any(statuses)
+
+
+def _health(builder: Builder, frontend: Service, port: int, files: Path, tls: Mapping[str, str]) -> str:
+    """What the image's HEALTHCHECK hears; it is told of TLS by a variable."""
+    environment = {"QUIRE_TLS": f"ca={tls['ca']}"} if tls else {}
+    command = ["quire", "health", "--grpc-port", str(port)]
+    return builder.call(frontend.container, command, files=files, environment=environment).stdout.strip()
+
+
+def _write_certificates(files: Path, authority: trustme.CA) -> dict[str, str]:
+    """As services name them in their settings."""
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    contents = {"cert": chain, "key": issued.private_key_pem.bytes(), "ca": authority.cert_pem.bytes()}
+    for name, content in contents.items():
+        (files / name).write_bytes(content)
+        os.chown(files / name, USER, USER)
+    (files / "key").chmod(0o400)
+    return {name: f"/etc/quire/{name}" for name in contents}
 
 
 def write_secret(files: Path) -> None:
@@ -46,9 +97,11 @@ def write_secret(files: Path) -> None:
     os.chown(secret, USER, USER)
 
 
-def _settings(grpc_port: int, http_port: int, scheduler_port: int) -> str:
+def _settings(grpc_port: int, http_port: int, scheduler_port: int, tls: Mapping[str, str]) -> str:
     """JSON is YAML."""
-    secret = {"cluster_secret_file": "/etc/quire/secret"}
+    common: dict[str, Any] = {"cluster_secret_file": "/etc/quire/secret"}
+    if tls:
+        common["tls"] = {**tls, "clients": "require"}
     model = "/opt/quire/quire-tiny"
     return json.dumps({
         "frontend": {
@@ -57,9 +110,10 @@ def _settings(grpc_port: int, http_port: int, scheduler_port: int) -> str:
             "grpc_port": grpc_port,
             "http_port": http_port,
             "schedulers": [f"127.0.0.1:{scheduler_port}"],
-            **secret,
+            **({"client_tls": tls} if tls else {}),
+            **common,
         },
-        "scheduler": {"host": "127.0.0.1", "grpc_port": scheduler_port, "metrics_port": 0, **secret},
+        "scheduler": {"host": "127.0.0.1", "grpc_port": scheduler_port, "metrics_port": 0, **common},
         "worker": {
             "model": model,
             "host": "127.0.0.1",
@@ -67,7 +121,7 @@ def _settings(grpc_port: int, http_port: int, scheduler_port: int) -> str:
             "scheduler": f"127.0.0.1:{scheduler_port}",
             "metrics_port": 0,
             "num_blocks": 256,
-            **secret,
+            **common,
         },
     })  # fmt: skip
 
@@ -82,13 +136,16 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _ask(url: str) -> str:
+def _ask(url: str, authority: trustme.CA | None) -> str:
     question = {"messages": [{"role": "user", "content": "What is 23 + 45?"}], "temperature": 0}
     request = urllib.request.Request(url, json.dumps(question).encode(), {"content-type": "application/json"})
+    trust = ssl.create_default_context()
+    if authority:
+        authority.configure_trust(trust)
     end = time.monotonic() + READY_S
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=30, context=trust) as reply:
                 return str(json.load(reply)["choices"][0]["message"]["content"])
         except (OSError, urllib.error.HTTPError):
             if time.monotonic() > end:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ from tests.ports import quiet_port
 Found = dict[str, list[dict[str, str]]]
 
 
-def doctor(*arguments: str, path: str = "") -> tuple[int, Found]:
-    """Exit status, and findings by subject."""
+def doctor(*arguments: str, path: str = "", without: Sequence[str] = ()) -> tuple[int, Found]:
+    """Exit status, and findings by subject; `without`: packages that are not installed."""
     environment = {**os.environ, "PATH": path or os.environ["PATH"]}
-    command = [sys.executable, "-m", "quire", "doctor", "--json", *arguments]
+    hidden = f"sys.modules.update(dict.fromkeys({list(without)!r}))"
+    script = f"import sys; {hidden}; from quire.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "doctor", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stderr == ""
     answer = json.loads(done.stdout)
@@ -48,6 +51,15 @@ def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read(monkeypat
     assert found["weights"][0]["level"] == found["model"][0]["level"] == found["http_port"][0]["level"] == "ok"
     text = subprocess.run([sys.executable, "-m", "quire", "doctor", *flags], capture_output=True, text=True, check=True)
     assert "ok    weights" in text.stdout
+
+
+def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> None:
+    """As in the frontend's image."""
+    ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]
+    status, found = doctor(*ports, without=["services.worker", "kernels"])
+    assert status == 0, found
+    assert "looks at device and model" in found["worker"][0]["found"]
+    assert found.keys().isdisjoint({"CPU kernels", "GPU", "model", "weights"})
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
