@@ -21,8 +21,8 @@ class InputBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    datatype: str
+    name: str = Field(json_schema_extra={"enum": [*tensors.DATATYPES]})
+    datatype: str = Field(json_schema_extra={"enum": sorted(set(tensors.DATATYPES.values()))})
     shape: list[int]
     data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
     parameters: dict[str, Any] | None = Field(
@@ -60,7 +60,9 @@ class InferBody(BaseModel):
     parameters: dict[str, Any] | None = Field(
         None, description="sampling parameters, where the tensor sampling_parameters is not there"
     )
-    inputs: list[InputBody]
+    inputs: list[InputBody] = Field(
+        json_schema_extra={"contains": {"required": ["name"], "properties": {"name": {"const": tensors.TEXT_INPUT}}}}
+    )
     outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")
 
     def infer(self, model: str, version: str, behind: Behind) -> Infer:
