@@ -21,7 +21,11 @@ NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
-TOOL_CHOICE = {"required": ["type"], "properties": {"type": {"enum": [*MODES]}}}
+TOOL_CHOICE = {
+    "required": ["type"],
+    "properties": {"type": {"enum": [*MODES]}},
+    **needs("type", {"const": "tool"}, "name", {"type": "string", "minLength": 1}),
+}
 MUST_CALL = needs(
     "tool_choice",
     {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["any", "tool"]}}},

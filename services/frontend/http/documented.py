@@ -16,9 +16,9 @@ from services.frontend.http.router import built
 Schema = dict[str, Any]
 
 LENIENT = (
-    "Numbers and booleans may stand in bodies as text, and booleans in place of numbers; an empty text is taken where "
-    "the tokenizer puts tokens around it. What depends on the model is not said here: its context, its vocabulary, and "
-    "whether it generates, embeds or classifies."
+    "Numbers and booleans may stand in bodies as text, booleans in place of numbers, and 0 and 1 in place of booleans; "
+    "an empty text is taken where the tokenizer puts tokens around it. What depends on the model is not said here: its "
+    "context, its vocabulary, and whether it generates, embeds or classifies."
 )
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
 HTTP_METHODS = ("get", "post", "delete")

@@ -37,6 +37,25 @@ TOOLS: dict[str, Any] = {
 }
 
 
+TOOL_CHOICE: dict[str, Any] = {
+    "anyOf": [
+        {"enum": [None, "none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "name"],
+            "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "mode", "tools"],
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1},
+            },
+        },
+    ],
+}
 RULES = (
     needs("tool_choice", {"not": {"enum": [None, "none", "auto"]}}, "tools", {"type": "array", "minItems": 1}),
     {
@@ -105,7 +124,7 @@ class ResponsesBody(PlainFields):
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
-    tool_choice: Any = None
+    tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(
         None, description="of built-in tools, which this server has none of", json_schema_extra={"minimum": 1}

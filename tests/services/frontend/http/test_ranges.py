@@ -96,11 +96,16 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/responses", {"tools": [TOOL]}, True),
     ("/v1/responses", {"tool_choice": "required"}, False),
     ("/v1/responses", {"tool_choice": "auto", "tools": []}, True),
+    ("/v1/responses", {"tools": [TOOL], "tool_choice": "sometimes"}, False),
+    ("/v1/responses", {"tools": [TOOL], "tool_choice": {"type": "function"}}, False),
+    ("/v1/responses", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, True),
     ("/v1/responses", {"background": True, "store": False}, False),
     ("/v1/responses", {"prompt": 0}, True),
     ("/v1/messages", {"top_p": 0}, False),
     ("/v1/messages", {"tool_choice": {"type": "sometimes"}}, False),
     ("/v1/messages", {"tool_choice": {"type": "any"}}, False),
+    ("/v1/messages", {"tools": [{"name": "f"}], "tool_choice": {"type": "tool"}}, False),
+    ("/v1/messages", {"stop_sequences": [""]}, False),
     ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}, True),
     ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, False),
     ("/v1/embeddings", {"input": ""}, False),
@@ -117,6 +122,8 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/detokenize", {"tokens": [-1]}, False),
     ("/api/chat", {"messages": [{}]}, False),
     ("/api/chat", {"messages": [], "options": {"temperature": 3}}, False),
+    ("/api/chat", {"options": {"num_predict": 0}}, False),
+    ("/api/chat", {"options": {"num_predict": -3}}, False),
     ("/api/chat", {"width": 0}, True),
     ("/api/generate", {"raw": True, "system": "be brief"}, False),
     ("/api/generate", {"prompt": "", "options": {"seed": 2**63}}, False),
@@ -167,7 +174,15 @@ async def test_the_document_and_the_server_say_the_same_of_values(frontend: Runn
 def test_every_range_is_tried_on_some_body() -> None:
     tried = {*GENERATED, *(name for _, changes, _ in OTHERS for name in changes)}
     same = {  # other names, of other bodies, for what is tried
-        *("input_ids", "logprobs", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "min_new_tokens"),
+        *(
+            "input_ids",
+            "logprobs",
+            "num_predict",
+            "max_completion_tokens",
+            "max_new_tokens",
+            "max_output_tokens",
+            "min_new_tokens",
+        ),
         *("prompt_logprob_start", "prompt_logprobs", "repeat_penalty", "sampling_seed", "token_ids_logprob", "tokens"),
     }
     assert set(ranges.FIELDS) - tried <= same
