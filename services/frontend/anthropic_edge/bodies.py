@@ -21,7 +21,7 @@ NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
-TOOL_CHOICE = {
+TOOL_CHOICE: dict[str, Any] = {
     "required": ["type"],
     "properties": {"type": {"enum": [*MODES]}},
     **needs("type", {"const": "tool"}, "name", {"type": "string", "minLength": 1}),
@@ -32,7 +32,7 @@ MUST_CALL = needs(
     "tools",
     {"type": "array", "minItems": 1},
 )
-TOOL = {
+TOOL: dict[str, Any] = {
     "required": ["name"],
     "properties": {
         "name": {"type": "string", "minLength": 1},

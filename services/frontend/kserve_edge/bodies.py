@@ -15,14 +15,17 @@ from shared.errors import InvalidArgument
 # Of an output's parameters: what would make another answer of it, or put it elsewhere.
 NOT_OFFERED = ("classification", "shared_memory_region")
 
+NAMES: dict[str, Any] = {"enum": [*tensors.DATATYPES]}
+DATATYPES: dict[str, Any] = {"enum": sorted({*tensors.DATATYPES.values()})}
+
 
 class InputBody(BaseModel):
     """One tensor."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(json_schema_extra={"enum": [*tensors.DATATYPES]})
-    datatype: str = Field(json_schema_extra={"enum": sorted(set(tensors.DATATYPES.values()))})
+    name: str = Field(json_schema_extra=NAMES)
+    datatype: str = Field(json_schema_extra=DATATYPES)
     shape: list[int]
     data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
     parameters: dict[str, Any] | None = Field(

@@ -10,7 +10,7 @@ from services.frontend.http import ranges
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import exactly_one
 
-ONE_ID = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
+ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
 
 
 class SamplingBody(PlainFields):

@@ -21,6 +21,7 @@ FUNCTION: Schema = {
         "strict": {"type": ["boolean", "null"]},
     },
 }
+CALLED: Schema = {"type": "object", "required": ["function"], "properties": {"function": FUNCTION}}
 TOOLS: Schema = {
     "minItems": 1,
     "items": {
@@ -45,7 +46,10 @@ TOOL_CHOICE: Schema = {
                 "allowed_tools": {
                     "type": "object",
                     "required": ["mode", "tools"],
-                    "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", **NOT_EMPTY}},
+                    "properties": {
+                        "mode": {"enum": ["auto", "required"]},
+                        "tools": {"type": "array", "items": CALLED, **NOT_EMPTY},
+                    },
                 },
             },
         },

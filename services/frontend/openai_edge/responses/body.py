@@ -37,6 +37,11 @@ TOOLS: dict[str, Any] = {
 }
 
 
+NAMED: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string", "minLength": 1}},
+}
 TOOL_CHOICE: dict[str, Any] = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -51,7 +56,7 @@ TOOL_CHOICE: dict[str, Any] = {
             "properties": {
                 "type": {"const": "allowed_tools"},
                 "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "minItems": 1},
+                "tools": {"type": "array", "items": NAMED, "minItems": 1},
             },
         },
     ],
