@@ -120,6 +120,8 @@ class StepInFlight:
 
     def _nothing_to_sample(self, slot: int) -> QuireError:
         if bans := self.bans.get(slot):
-            text = f"allowed_token_ids: no token that they allow may be sampled beside {' and '.join(bans)}"
+            text = (
+                f"every token is banned: none that allowed_token_ids allow may be sampled beside {' and '.join(bans)}"
+            )
             return InvalidArgument(text, field="allowed_token_ids")
         return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

@@ -72,7 +72,7 @@ def test_a_sequence_that_bans_every_token_itself_is_told_so(rig: Rig) -> None:
     error = rig.last_result.failures[0].error
     assert (error.field, error.message) == (
         "allowed_token_ids",
-        "allowed_token_ids: no token that they allow may be sampled beside min_tokens",
+        "every token is banned: none that allowed_token_ids allow may be sampled beside min_tokens",
     )
 
 
