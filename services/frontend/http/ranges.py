@@ -25,9 +25,11 @@ LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 FIELDS: Mapping[str, Schema] = {
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
+    "chat_template": {"type": "null"},  # of a request's own: none is run
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "guided_choice": {"minItems": 1, "items": {"minLength": 1}},
     "input_ids": {"minItems": 1},
+    "logit_bias": {"propertyNames": {"pattern": "^[0-9]+$"}},
     "logprob_token_ids": {**TOKEN_IDS, "maxItems": rules.MAX_LOGPROB_TOKEN_IDS},
     "logprobs": LOGPROBS,
     "max_completion_tokens": AT_LEAST_ONE,
@@ -50,6 +52,7 @@ FIELDS: Mapping[str, Schema] = {
     "stop_sequences": {"items": {"minLength": 1}},
     "stop_token_ids": TOKEN_IDS,
     "temperature": {"minimum": 0, "maximum": 2},
+    "text": TEXT_TO_READ,
     "thinking_token_budget": {"minimum": rules.UNBOUNDED, "maximum": rules.MAX_BUDGET},
     "token_ids_logprob": TOKEN_IDS,
     "tokens": TOKEN_IDS,
