@@ -9,6 +9,7 @@ import importlib
 from quire.cli.flags import add_settings
 from shared.models import model_hub
 from shared.process import lifecycle
+from shared.process.own_name import with_own_name
 from shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 
@@ -35,4 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     role = flags.pop("command")
     settings = _located(load(SERVICES[role], SERVICES, flags))
     serve = importlib.import_module(settings.main_module).serve
-    return lifecycle.run(functools.partial(serve, settings))
+    with with_own_name(settings) as settings:
+        return lifecycle.run(functools.partial(serve, settings))

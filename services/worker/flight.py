@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
-from shared.errors import Internal, QuireError, to_proto
+from shared.errors import Internal, InvalidArgument, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
@@ -76,6 +77,7 @@ class StepInFlight:
     inputs: StepInputs
     launch: Launch
     refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
+    bans: Mapping[int, tuple[str, ...]]  # of slots now: see Admission
     idle: Rows  # slots that would have sampled if they had had room
     num_begun: int  # sequences by then, for speculation
     copies: BlockCopies | None
@@ -113,6 +115,13 @@ class StepInFlight:
 
     def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
         lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
-        text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
-        failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
+        failures = {slot: self._nothing_to_sample(slot) for slot in lost}
         return list((failures | dict(output.faults) | self.refused).items())
+
+    def _nothing_to_sample(self, slot: int) -> QuireError:
+        if bans := self.bans.get(slot):
+            text = (
+                f"every token is banned: none that allowed_token_ids allow may be sampled beside {' and '.join(bans)}"
+            )
+            return InvalidArgument(text, field="allowed_token_ids")
+        return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

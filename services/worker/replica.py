@@ -96,6 +96,7 @@ class Replica:
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
+        self._bans: dict[int, tuple[str, ...]] = {}  # by slot: see Admission
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
 
     def launch(self, plan: pb.StepPlan) -> StepInFlight:
@@ -127,8 +128,9 @@ class Replica:
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
         num_begun = speculation.num_begun if speculation else 0
+        refused = self._refused_in(inputs)
         return StepInFlight(
-            plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, num_begun, copies, moves
+            plan.epoch, plan.step_id, inputs, launch, refused, self._bans, idle, num_begun, copies, moves
         )
 
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
@@ -352,7 +354,10 @@ class Replica:
         self._roots[slot] = admission.root_hash
         try:
             check_token_ids(tokens, self.vocab_size, "token_ids")
-            self._runner.heads.admit(slot, Admission.of(admission))
+            asked = Admission.of(admission)
+            self._runner.heads.admit(slot, asked)
+            if asked.bans:
+                self._bans[slot] = asked.bans
         except QuireError as error:
             self._refused[slot] = error
             # It is computed all the same, and the scheduler counts on what its blocks then hold.
@@ -363,6 +368,7 @@ class Replica:
     def _release(self, slot: int) -> None:
         self._roots.pop(slot, None)
         self._refused.pop(slot, None)
+        self._bans.pop(slot, None)
         if self._speculation is not None:
             self._speculation.end(slot)
         self._runner.heads.release(slot)

@@ -42,7 +42,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field("", description="stable name of this process; default: role and host name")
+    id: str = Field(
+        "", description="stable name of this process; default: role and host name, and a number from the second on"
+    )
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
     advertise: str = Field(
         "",

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.anthropic_edge.tools import MODES
 from services.frontend.http.known_fields import closed
+from services.frontend.http.ranges import needs
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
@@ -17,6 +19,29 @@ IGNORED = frozenset({
 NOT_OFFERED = frozenset({"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"})
 NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
+
+
+TOOL_CHOICE: dict[str, Any] = {
+    "required": ["type"],
+    "properties": {"type": {"enum": [*MODES]}},
+    **needs("type", {"const": "tool"}, "name", {"type": "string", "minLength": 1}),
+}
+MUST_CALL = needs(
+    "tool_choice",
+    {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["any", "tool"]}}},
+    "tools",
+    {"type": "array", "minItems": 1},
+)
+TOOL: dict[str, Any] = {
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "type": {"enum": [None, "custom"]},
+        "input_schema": {"type": ["object", "null"]},
+        "description": {"type": ["string", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
 
 
 class MessageBody(BaseModel):
@@ -50,13 +75,15 @@ class OutputConfig(BaseModel):
 class CountBody(BaseModel):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [MUST_CALL])
+    )
 
     model: str = ""
     messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra={"items": TOOL})
+    tool_choice: dict[str, Any] | None = Field(None, json_schema_extra=TOOL_CHOICE)
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -8,10 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
+from services.frontend.http.ranges import given
 from shared.errors import InvalidArgument, Unimplemented
 
 NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
 NOTHING: tuple[Any, ...] = (None, [])  # what does not ask for it
+
+CUT_NOWHERE = {
+    "required": ["truncate", "max_tokens"],
+    "properties": {"truncate": {"const": "NONE"}, "max_tokens": {"type": "integer"}},
+}
+RULES = (given("texts"), {"not": CUT_NOWHERE})
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -20,10 +27,10 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(BaseModel):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(not_offered=dict.fromkeys(NOT_OFFERED, NOTHING)))
+    model_config = ConfigDict(extra="allow", json_schema_extra=closed((), dict.fromkeys(NOT_OFFERED, NOTHING), RULES))
 
     model: ModelField = ""
-    texts: list[str] | None = Field(None, min_length=1)
+    texts: list[str] | None = Field(None, min_length=1, json_schema_extra={"items": {"minLength": 1}})
     input_type: InputType | None = Field(
         None, description="chooses a prompt of the model's folder that is called so, if there is one"
     )

@@ -8,13 +8,19 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from services.frontend.http import ranges
 from services.frontend.http.answer import EVENTS
 from services.frontend.http.body import BYTES
 from services.frontend.http.router import built
 
 Schema = dict[str, Any]
 
-LENIENT = "Numbers and booleans may stand in bodies as text, and booleans in place of numbers."
+LENIENT = (
+    "Numbers and booleans may stand in bodies as text, booleans in place of numbers, and 0 and 1 in place of booleans; "
+    "token ids of prompts have no fraction, not even .0; an empty text is taken where the tokenizer puts tokens around "
+    "it. What depends on the model is not said here: its context, its vocabulary, and whether it generates, embeds or "
+    "classifies."
+)
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
 HTTP_METHODS = ("get", "post", "delete")
 
@@ -137,7 +143,7 @@ ANSWERS: Mapping[str, Schema] = {
         model=TEXT,
         status=TEXT,
         output=_list(_object(type=TEXT)),
-        usage=_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+        usage={"anyOf": [_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT), {"type": "null"}]},
     ),
     "/v1/messages": _object(
         id=TEXT,
@@ -179,6 +185,7 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
                     if method in operations:
                         _complete(operations[method]["responses"], path, error)
             schemas = app.openapi_schema.get("components", {}).get("schemas", {})
+            ranges.describe(schemas.values())
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
         return app.openapi_schema

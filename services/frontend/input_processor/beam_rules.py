@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from services.frontend.input_processor.rule import Rule
@@ -10,6 +9,7 @@ from services.frontend.request.request import BeamSearch, Sampling
 from shared.errors import InvalidArgument
 
 MAX_BEAMS = 128
+MAX_LENGTH_PENALTY = 32  # the longest context to this power is still a number
 NO_SEARCH = BeamSearch(1)  # keeps every rule
 UNASKED = Sampling()
 
@@ -52,8 +52,9 @@ RULES = (
     ),
     Rule(
         "length_penalty",
-        lambda s: math.isfinite(_search(s).length_penalty),
-        "length_penalty must be a finite number, got {s.beam_search.length_penalty}.",
+        lambda s: -MAX_LENGTH_PENALTY <= _search(s).length_penalty <= MAX_LENGTH_PENALTY,
+        f"length_penalty must be in [-{MAX_LENGTH_PENALTY}, {MAX_LENGTH_PENALTY}], "
+        "got {s.beam_search.length_penalty}.",
     ),
     *(
         Rule(field, partial(_goes_along, field), f"{field} is not offered together with beam search.")

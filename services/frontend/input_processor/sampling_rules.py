@@ -23,6 +23,7 @@ MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
 UNBOUNDED = -1  # thinking_token_budget
 SEED_BOUND = 2**63
+MAX_REPETITION_PENALTY = 1e30  # beyond, logits divided or multiplied by it are infinite in single precision
 MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
 MAX_BUDGET = 2**31 - 1  # more than any context
 MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
@@ -41,6 +42,12 @@ RULES = (
         "repetition_penalty",
         lambda s: math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0,
         "repetition_penalty must be greater than zero, got {s.repetition_penalty}.",
+    ),
+    Rule(
+        "repetition_penalty",
+        lambda s: 1 / MAX_REPETITION_PENALTY <= s.repetition_penalty <= MAX_REPETITION_PENALTY,
+        f"repetition_penalty must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}], "
+        "got {s.repetition_penalty}.",
     ),
     Rule("temperature", lambda s: s.temperature >= 0, "temperature must be non-negative, got {s.temperature}."),
     Rule("temperature", lambda s: s.temperature <= 2, "temperature must be in [0, 2], got {s.temperature}."),

@@ -15,14 +15,17 @@ from shared.errors import InvalidArgument
 # Of an output's parameters: what would make another answer of it, or put it elsewhere.
 NOT_OFFERED = ("classification", "shared_memory_region")
 
+NAMES: dict[str, Any] = {"enum": [*tensors.DATATYPES]}
+DATATYPES: dict[str, Any] = {"enum": sorted({*tensors.DATATYPES.values()})}
+
 
 class InputBody(BaseModel):
     """One tensor."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    datatype: str
+    name: str = Field(json_schema_extra=NAMES)
+    datatype: str = Field(json_schema_extra=DATATYPES)
     shape: list[int]
     data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
     parameters: dict[str, Any] | None = Field(
@@ -60,7 +63,9 @@ class InferBody(BaseModel):
     parameters: dict[str, Any] | None = Field(
         None, description="sampling parameters, where the tensor sampling_parameters is not there"
     )
-    inputs: list[InputBody]
+    inputs: list[InputBody] = Field(
+        json_schema_extra={"contains": {"required": ["name"], "properties": {"name": {"const": tensors.TEXT_INPUT}}}}
+    )
     outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")
 
     def infer(self, model: str, version: str, behind: Behind) -> Infer:

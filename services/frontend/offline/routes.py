@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict
+from fastapi import Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http import headers
 from services.frontend.http.body import BodyBounds
@@ -14,7 +14,9 @@ from services.frontend.http.headers import CALL
 from services.frontend.http.router import Router
 from services.frontend.offline import upload
 from services.frontend.offline.content import Content
+from services.frontend.offline.files import PURPOSES
 from services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, OfflineWork, Page, write_down
+from shared import batch_lines
 from shared.errors import Unimplemented
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -24,13 +26,14 @@ FORM = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "properties": {"purpose": {"type": "string"}, "file": {"type": "string", "format": "binary"}},
+                    "properties": {"purpose": {"enum": [*PURPOSES]}, "file": {"type": "string", "format": "binary"}},
                     "required": ["purpose", "file"],
                 }
             }
         }
     }
 }
+Most = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MOST_LISTED})]
 
 
 class NewBatchBody(BaseModel):
@@ -39,10 +42,10 @@ class NewBatchBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     input_file_id: str
-    endpoint: str
-    completion_window: str = WINDOW
+    endpoint: str = Field(json_schema_extra={"enum": [*batch_lines.ENDPOINTS]})
+    completion_window: str = Field(WINDOW, json_schema_extra={"const": WINDOW})
     metadata: dict[str, str] | None = None
-    output_expires_after: dict[str, Any] | None = None
+    output_expires_after: dict[str, Any] | None = Field(None, json_schema_extra={"type": "null"})
 
 
 class OfflineRoutes:
@@ -77,7 +80,7 @@ class OfflineRoutes:
             return (await self._work.keep(target, headers.tenant(http), taken.filename, purpose)).told()
 
     async def list_files(
-        self, http: Request, purpose: str = "", after: str = "", limit: int = MOST_LISTED, order: str = "desc"
+        self, http: Request, purpose: str = "", after: str = "", limit: Most = MOST_LISTED, order: str = "desc"
     ) -> dict[str, Any]:
         oldest_first = order != "desc"
         return _told(
@@ -109,7 +112,7 @@ class OfflineRoutes:
         )
         return batch.told()
 
-    async def list_batches(self, http: Request, after: str = "", limit: int = 20) -> dict[str, Any]:
+    async def list_batches(self, http: Request, after: str = "", limit: Most = 20) -> dict[str, Any]:
         return _told(await self._work.list_batches(headers.tenant(http), after, limit))
 
     async def get_batch(self, batch_id: str, http: Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http import ranges
 from services.frontend.http.known_fields import closed
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -15,7 +16,8 @@ IGNORED = frozenset({"keep_alive"})
 NOT_OFFERED = frozenset({
     "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
 })  # fmt: skip
-NOTHING: tuple[Any, ...] = (None, False, "", [])  # what does not ask for it
+ROLES = ("system", "user", "assistant", "tool")
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [])  # what does not ask for it
 IGNORED_OPTIONS = frozenset({
     "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
     "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
@@ -87,6 +89,14 @@ class Body(BaseModel):
                 raise InvalidArgument(f"{name}: unknown field", field=name)
 
 
+WITHOUT_TEMPLATE = {
+    "not": {
+        "required": ["raw", "system", "prompt"],
+        "properties": {"raw": {"const": True}, "system": {"minLength": 1}, "prompt": {"minLength": 1}},
+    }
+}
+
+
 class AnswerBody(Body):
     """What chats and generations share."""
 
@@ -100,12 +110,21 @@ class AnswerBody(Body):
 class OllamaChatBody(AnswerBody):
     """POST /api/chat"""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = Field(
+        [],
+        json_schema_extra={
+            "items": {"type": "object", "required": ["role"], "properties": {"role": {"enum": [*ROLES]}}},
+        },
+    )
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerateBody(AnswerBody):
     """POST /api/generate"""
+
+    model_config = ConfigDict(
+        json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [WITHOUT_TEMPLATE])
+    )
 
     prompt: str = ""
     system: str = ""
@@ -115,7 +134,7 @@ class OllamaGenerateBody(AnswerBody):
 class EmbedBody(Body):
     """POST /api/embed"""
 
-    input: str | list[str]
+    input: str | list[str] = Field(json_schema_extra=ranges.TEXT_TO_READ)
     truncate: bool = True
     dimensions: int | None = Field(None, json_schema_extra={"minimum": 1})
 
@@ -123,7 +142,7 @@ class EmbedBody(Body):
 class EmbeddingsBody(Body):
     """POST /api/embeddings, which is older"""
 
-    prompt: str
+    prompt: str = Field(json_schema_extra=ranges.TEXT_TO_READ)
 
 
 class ShowBody(Body):

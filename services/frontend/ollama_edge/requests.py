@@ -9,7 +9,7 @@ from typing import Any
 
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.ollama_edge.bodies import AnswerBody, Body, OllamaChatBody, OllamaGenerateBody
+from services.frontend.ollama_edge.bodies import ROLES, AnswerBody, Body, OllamaChatBody, OllamaGenerateBody, Options
 from services.frontend.openai_edge.body import tools
 from services.frontend.request import conversation, reasoning
 from services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
@@ -18,7 +18,6 @@ from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 
-ROLES = ("system", "user", "assistant", "tool")
 UNBOUNDED = (-1, -2)  # num_predict
 
 
@@ -73,8 +72,17 @@ def _request(
     )
 
 
+def check_options(options: Options, defaults: GenerationDefaults) -> None:
+    """Of a call that does not use them. Raises InvalidArgument."""
+    sampling_rules.check(sampling_rules.build(_chosen(options), defaults))
+
+
 def _given(body: AnswerBody) -> Mapping[str, Any]:
-    options = body.chosen
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return {**_chosen(body.chosen), "logprobs": logprobs, "structured_output": _form(body)}
+
+
+def _chosen(options: Options) -> Mapping[str, Any]:
     return {
         "temperature": options.temperature,
         "top_k": options.top_k,
@@ -86,8 +94,6 @@ def _given(body: AnswerBody) -> Mapping[str, Any]:
         "repetition_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "structured_output": _form(body),
     }
 
 

@@ -22,7 +22,7 @@ from services.frontend.ollama_edge import errors
 from services.frontend.ollama_edge.bodies import EmbedBody, EmbeddingsBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from services.frontend.ollama_edge.embed_format import EmbedFormat
 from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
-from services.frontend.ollama_edge.requests import chat_request, embed_request, generate_request
+from services.frontend.ollama_edge.requests import chat_request, check_options, embed_request, generate_request
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request as Asked
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -74,6 +74,7 @@ class OllamaRoutes:
         body.refuse_unknown()
         model = self._catalogue.entry(body.called).name
         if not body.messages:
+            check_options(body.chosen, self._tokenizer.defaults)
             return _loaded(ChatFormat(model, self._texts))
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, ChatFormat(model, self._texts), stream=body.stream)
@@ -83,6 +84,7 @@ class OllamaRoutes:
         body.refuse_unknown()
         model = self._catalogue.entry(body.called).name
         if not body.prompt:
+            check_options(body.chosen, self._tokenizer.defaults)
             return _loaded(GenerateFormat(model, self._texts))
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         return self._answer(request, GenerateFormat(model, self._texts), stream=body.stream)
@@ -90,6 +92,7 @@ class OllamaRoutes:
     async def embed(self, body: EmbedBody, http: Request) -> Response:
         """A vector for each input."""
         body.refuse_unknown()
+        check_options(body.chosen, self._tokenizer.defaults)
         texts = [body.input] if isinstance(body.input, str) else body.input
         request = embed_request(body, texts, headers.read(http), truncate=body.truncate, dimensions=body.dimensions)
         return self._vectors(request)
@@ -97,6 +100,7 @@ class OllamaRoutes:
     async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
         """The vector of a prompt: what /api/embed was before."""
         body.refuse_unknown()
+        check_options(body.chosen, self._tokenizer.defaults)
         request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
         return self._vectors(request, only_one=True)
 
@@ -144,6 +148,7 @@ class OllamaRoutes:
     async def show(self, body: ShowBody) -> dict[str, Any]:
         """What there is to know about a model."""
         body.refuse_unknown()
+        check_options(body.chosen, self._tokenizer.defaults)
         entry, family = self._catalogue.entry(body.called), self._card.family
         return {
             "modelfile": "",

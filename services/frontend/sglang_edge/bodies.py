@@ -6,7 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http import ranges
 from services.frontend.http.plain_fields import PlainFields
+from services.frontend.http.ranges import exactly_one
+
+ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
 
 
 class SamplingBody(PlainFields):
@@ -39,16 +43,18 @@ class SamplingBody(PlainFields):
 class SglangGenerateBody(BaseModel):
     """POST /generate: one prompt or several, as text or as token ids."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one("text", "input_ids"))
 
     text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: list[int] | list[list[int]] | None = Field(None, json_schema_extra={"items": {"minimum": 0, **ONE_ID}})
     sampling_params: SamplingBody | None = None
     stream: bool = False
     rid: str | None = Field(None, description="the id of the request")
     model: str = ""
     lora_path: str | None = Field(None, description="the name of an adapter")
-    priority: int | None = None
+    priority: int | None = Field(
+        None, description="the larger first", json_schema_extra={"minimum": 1 - ranges.PRIORITY_BOUND}
+    )
     return_logprob: bool = False
     top_logprobs_num: int = Field(0, ge=0)
     token_ids_logprob: list[int] | None = None

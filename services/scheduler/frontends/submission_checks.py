@@ -12,6 +12,7 @@ from services.scheduler.core.ending import Failure
 from shared.columns import i32, u32
 from shared.errors import InvalidArgument
 from shared.kv import block_hash
+from shared.pb.common.v1.sampling_pb2 import BeamSearch
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
@@ -22,6 +23,7 @@ MOST_STOPS = 2**14  # tokens; clients may name 1,024
 MOST_MS = 7 * 86_400_000  # that a request is old, or may take
 MOST_GRAMMAR = 2**20  # bytes; clients may send 128 KiB
 MOST_PARAMS = 2**24  # bytes: a bias for every token of the largest vocabularies
+MOST_LENGTH_PENALTY = 32  # the longest sequence to this power is still a number
 MOST_PATTERN = 2**16  # tokens of a repetition, and how often
 
 
@@ -45,6 +47,8 @@ def _wrong(field: str, problem: str) -> InvalidArgument:
 def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
     """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
     problem = _malformed(submission) or _too_much(submission)
+    if not problem and submission.HasField("beam_search"):
+        problem = _wrong_search(submission.beam_search)
     if not problem and submission.HasField("late_query"):
         problem = _wrong_query(submission, vocab_size)
     if not problem and vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
@@ -104,6 +108,14 @@ NUMBERS: tuple[tuple[str, int, Callable[[pb.Submission], int]], ...] = tuple(
     (field, most, attrgetter(field)) for field, most in (("age_ms", MOST_MS), ("timeout_ms", MOST_MS))
 )
 OF_REPETITIONS = ("min_pattern_size", "max_pattern_size", "min_count")
+
+
+def _wrong_search(asked: BeamSearch) -> str:
+    if asked.width > MAX_SEQUENCES:
+        return f"beam_search.width: {asked.width}, the limit is {MAX_SEQUENCES}"
+    if not -MOST_LENGTH_PENALTY <= asked.length_penalty <= MOST_LENGTH_PENALTY:
+        return f"beam_search.length_penalty: {asked.length_penalty:g}, the limit is {MOST_LENGTH_PENALTY} either way"
+    return ""
 
 
 def _too_much(submission: pb.Submission) -> str:

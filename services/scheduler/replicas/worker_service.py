@@ -26,6 +26,7 @@ from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import LoopGuard
 from services.scheduler.replicas.replica import Replica
+from services.scheduler.replicas.served import Served
 from services.scheduler.spread import Spread
 from shared.columns import u32
 from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
@@ -77,7 +78,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._on_change, self._on_garbage = on_change, on_garbage
         self._directory = directory
         self.spread = Spread(lambda: [] if directory is None else directory.peers)
-        self._sessions: dict[str, asyncio.Task[None]] = {}
+        self._sessions: dict[str, Served] = {}
         self._tasks = Tasks()
 
     async def Attach(
@@ -94,7 +95,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             if elsewhere is not None:
                 await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
                 return
-            await self._supersede(hello.worker_id)
+            await self._supersede(hello)
             await self._work(session, hello)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
@@ -129,7 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
         work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
-        self._sessions[hello.worker_id] = work  # until it has ended: the next one waits for that
+        self._sessions[hello.worker_id] = Served(hello, work)  # until it has ended: the next one waits for that
         work.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
         try:
             await asyncio.wait([work])
@@ -157,14 +158,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._cluster.terms.agree_on_adapters(hello)
         return hello
 
-    async def _supersede(self, worker_id: str) -> None:
+    async def _supersede(self, hello: pb.WorkerHello) -> None:
         """A worker that attaches again has lost its old stream, whether or not that is known here yet. Returns when its
-        last session has ended, and with that its sequences are elsewhere."""
-        while (old := self._sessions.get(worker_id)) is not None:  # another one may have come while this one waited
-            if not old.cancelling():
+        last session has ended, and with that its sequences are elsewhere. Raises FailedPrecondition if that is the
+        session of another process, which lives."""
+        while (old := self._sessions.get(hello.worker_id)) is not None:  # another one may have come meanwhile
+            if not old.is_of(hello) and await old.lives(self._settings.heartbeat_interval_ms / 1000):
+                log.warning("a second worker of one id is refused", worker=hello.worker_id, pid=hello.pid)
+                raise FailedPrecondition(old.reason_against(hello), field="worker_id")
+            if not old.work.done() and not old.work.cancelling():
                 self._metrics.workers_lost.labels("superseded").inc()
-            old.cancel()
-            await asyncio.wait([old])
+            old.work.cancel()
+            await asyncio.wait([old.work])
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
@@ -262,8 +267,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
+        served = self._sessions[replica.id]
         wants_to_go = False  # not one that a drain hands over, which goes when it has heard where
         async for message in session.messages():
+            served.num_heard += 1
             kind = message.WhichOneof("message")
             if kind == "result":
                 self._cluster.traces.step(replica, message.result)

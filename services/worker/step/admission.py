@@ -36,6 +36,16 @@ class Admission:
     query_id: bytes = b""  # that it is, or is compared with; empty: neither
     is_query: bool = False
 
+    @property
+    def bans(self) -> tuple[str, ...]:
+        """What keeps tokens that allowed_token_ids allow from being sampled: together they may leave none."""
+        given = {
+            "structured_output": self.grammar_id,
+            "min_tokens": self.sampling.min_tokens,
+            "bad_words": self.bad_word_token_ids,
+        }
+        return tuple(name for name, value in given.items() if value) if self.sampling.allowed_token_ids else ()
+
     @classmethod
     def of(cls, wire: pb.Admission) -> Admission:
         """Raises InvalidArgument for params that are none (schedulers pass them on unread), and for those that name

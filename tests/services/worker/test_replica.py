@@ -64,6 +64,18 @@ def test_nan_logits_fail_their_slot_and_no_other(poisoned: Rig) -> None:
     assert poisoned.tokens(3)[3] == poisoned.tokens(0)[3]
 
 
+def test_a_sequence_that_bans_every_token_itself_is_told_so(rig: Rig) -> None:
+    stops = {"allowed_token_ids": [9], "stop_token_ids": [9]}
+    for slot, min_tokens in ((0, 0), (1, 2)):
+        rig.step([New(slot, [5, 6], sampling=sampling_pb2.SamplingParams(**stops, min_tokens=min_tokens))], {slot: 2})
+    assert failures(rig) == {1: finish_pb2.ERROR_CODE_INVALID_ARGUMENT}
+    error = rig.last_result.failures[0].error
+    assert (error.field, error.message) == (
+        "allowed_token_ids",
+        "every token is banned: none that allowed_token_ids allow may be sampled beside min_tokens",
+    )
+
+
 @pytest.mark.parametrize(
     ("new", "code"),
     [

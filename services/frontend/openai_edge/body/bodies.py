@@ -18,8 +18,20 @@ from pydantic import (
 from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
+from services.frontend.http.ranges import exactly_one, given
 from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
+from services.frontend.openai_edge.body.said import (
+    NOT_EMPTY,
+    OF_BATCHES,
+    OF_CHATS,
+    OF_GENERATIONS,
+    PROMPT,
+    SAID,
+    TEXT,
+    TOOL_CHOICE,
+    TOOLS,
+)
 from shared.errors import InvalidArgument, Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
@@ -37,22 +49,9 @@ IGNORED = frozenset({
     "verbosity",
 })  # fmt: skip
 
-NOT_EMPTY: dict[str, Any] = {"minItems": 1}  # what the document says of lists that are refused elsewhere if they are
-
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-PromptField = Annotated[
-    Any,
-    WithJsonSchema({
-        "description": "text, token ids, or a list of either",
-        "anyOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"type": "integer"}},
-            {"type": "array", "items": {"type": "string"}},
-            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-        ],
-    }),
-]  # fmt: skip
+PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
 
 def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -164,6 +163,8 @@ class GenerationBody(Body, PlainFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
+    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, OF_GENERATIONS))
+
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
     logprobs: int | None = None
@@ -172,6 +173,8 @@ class CompletionBody(GenerationBody):
 
 class ChatOptions(GenerationBody):
     """Of a chat completion, but for what was said."""
+
+    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, OF_CHATS))
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -184,22 +187,25 @@ class ChatOptions(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
-    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=NOT_EMPTY)
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
+    tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
 
 
 class ChatBody(ChatOptions):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] = Field(json_schema_extra=NOT_EMPTY)
+    messages: list[dict[str, Any]] = Field(json_schema_extra=SAID)
 
 
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
+    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
+
     messages: list[list[dict[str, Any]]] = Field(
-        description="conversations, each of which is answered once", json_schema_extra=NOT_EMPTY
+        description="conversations, each of which is answered once",
+        json_schema_extra={"minItems": 1, "items": {"type": "array", **SAID}},
     )
 
 
@@ -256,23 +262,29 @@ class ClassifyBody(InputBody):
     """POST /classify"""
 
 
+FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
+Texts = Annotated[str | list[str], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT, **NOT_EMPTY}]})]
+
+
 class ScoreBody(PooledBody):
     """POST /score: one text beside all others, or each beside one."""
 
-    queries: str | list[str] | None = Field(None, description="also as text_1 or data_1")
-    documents: str | list[str] | None = Field(None, description="also as items, text_2 or data_2")
-    items: str | list[str] | None = None
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    data_2: str | list[str] | None = None
+    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, [exactly_one(*FIRST), exactly_one(*SECOND)]))
+
+    queries: Texts | None = Field(None, description="also as text_1 or data_1")
+    documents: Texts | None = Field(None, description="also as items, text_2 or data_2")
+    items: Texts | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
 
 
 class RerankBody(PooledBody):
     """POST /rerank, as Jina and Cohere have it"""
 
-    query: str
-    documents: list[str] = Field(json_schema_extra=NOT_EMPTY)
+    query: str = Field(json_schema_extra=TEXT)
+    documents: list[str] = Field(json_schema_extra={"items": TEXT, **NOT_EMPTY})
     top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
     return_documents: bool = True
 
@@ -280,8 +292,12 @@ class RerankBody(PooledBody):
 class TokenizeBody(Body):
     """POST /tokenize"""
 
+    model_config = ConfigDict(
+        json_schema_extra=closed(IGNORED, HARMLESS, [{"anyOf": [given("prompt"), given("messages")]}])
+    )
+
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] | None = Field(None, json_schema_extra=SAID)
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.ranges import exactly_one
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 
@@ -36,11 +37,11 @@ class ResponseFormat(BaseModel):
 class StructuredOutputsBody(BaseModel):
     """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one(*CONSTRAINTS))
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(None, json_schema_extra={"minItems": 1, "items": {"minLength": 1}})
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
+from services.frontend.openai_edge.body.said import ROLES
 from services.frontend.request import conversation
 from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
 

@@ -48,7 +48,8 @@ def _choice(choice: Any) -> tuple[str, str]:
 
 
 def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = {_name_of(entry) for entry in choice["allowed_tools"].get("tools") or ()}
+    listed = choice["allowed_tools"].get("tools")
+    names = {_name_of(entry) for entry in listed} if isinstance(listed, list) else set()
     kept = [tool for tool in tools if _name_of(tool) in names]
     if not kept or len(kept) < len(names):
         raise InvalidArgument(
@@ -57,9 +58,11 @@ def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dic
     return kept
 
 
-def _name_of(tool: Any) -> Any:
+def _name_of(tool: Any) -> str:
+    """Empty where there is none."""
     function = tool.get("function") if isinstance(tool, dict) else None
-    return function.get("name") if isinstance(function, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool:

@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.frontend.http.known_fields import closed
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
+from services.frontend.http.ranges import needs
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
 from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
+from services.frontend.openai_edge.body.said import FUNCTION
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
@@ -21,9 +23,53 @@ IGNORED = frozenset({
 NOT_OFFERED = frozenset({
     "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
-NOTHING: tuple[Any, ...] = (None, False, [], {})  # what does not ask for it
+NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
+
+
+TOOLS: dict[str, Any] = {
+    "items": {
+        **FUNCTION,
+        "required": ["type", "name"],
+        "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
+    }
+}
+
+
+NAMED: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string", "minLength": 1}},
+}
+TOOL_CHOICE: dict[str, Any] = {
+    "anyOf": [
+        {"enum": [None, "none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "name"],
+            "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "mode", "tools"],
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": NAMED, "minItems": 1},
+            },
+        },
+    ],
+}
+RULES = (
+    needs("tool_choice", {"not": {"enum": [None, "none", "auto"]}}, "tools", {"type": "array", "minItems": 1}),
+    {
+        "not": {
+            "required": ["background", "store"],
+            "properties": {"background": {"const": True}, "store": {"const": False}},
+        }
+    },
+)
 
 
 class ReasoningBody(BaseModel):
@@ -48,10 +94,12 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
+    )
 
     model: ModelField = ""
-    input: str | list[dict[str, Any]]
+    input: str | list[dict[str, Any]] = Field(json_schema_extra={"minItems": 1})
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -77,11 +125,11 @@ class ResponsesBody(PlainFields):
     logits_processors: dict[str, dict[str, Any] | None] | None = None
     structured_outputs: StructuredOutputsBody | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: list[str] | None = Field(None, json_schema_extra={"items": {"enum": [*INCLUDABLE]}})
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
+    tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(
         None, description="of built-in tools, which this server has none of", json_schema_extra={"minimum": 1}

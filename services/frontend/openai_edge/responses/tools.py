@@ -36,6 +36,12 @@ def _nested_choice(choice: Any) -> Any:
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
-        named = [{"type": "function", "function": {"name": tool.get("name")}} for tool in choice.get("tools") or ()]
+        listed = choice.get("tools")
+        named = [_nested_name(tool) for tool in listed] if isinstance(listed, list) else listed
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     return choice
+
+
+def _nested_name(tool: Any) -> dict[str, Any]:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    return {"type": "function", "function": {"name": name}}

@@ -23,6 +23,7 @@ from services.frontend.openai_edge.body.bodies import (
 )
 from services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
 from services.frontend.openai_edge.routes.pooling_routes import RERANK, SCORE, PoolingRoutes
+from shared.errors import Unimplemented
 
 Call = Callable[[Any, Request], Awaitable[Response]]
 Kind = tuple[str, type[Body], Call]  # its own path, its body, and who answers it
@@ -57,6 +58,8 @@ class InvocationRoutes:
     async def invoke(self, body: dict[str, Any], http: Request) -> Response:
         """A chat completion, a completion, vectors, classes, scores or ranks. From here on it is that call, and errors
         are worded as there."""
+        if "requestType" in body:
+            raise Unimplemented("requestType is not offered: there are no sessions", field="requestType")
         path, kind, call = next((kind for name, kind in self._kinds.items() if name in body), self._completion)
         http.scope["path"] = path
         try:

@@ -27,6 +27,8 @@ from services.frontend.openai_edge.answers.pooling_formats import (
     ScoreFormat,
 )
 from services.frontend.openai_edge.body.bodies import (
+    FIRST,
+    SECOND,
     ClassifyBody,
     EmbeddingBody,
     PooledBody,
@@ -104,8 +106,8 @@ class PoolingRoutes:
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """How well texts go together, pair by pair."""
         body.refuse_unknown()
-        queries = _one_of(body, "queries", "text_1", "data_1")
-        scoring = self._processor.scoring(queries, _one_of(body, "documents", "items", "text_2", "data_2"))
+        queries = _one_of(body, *FIRST)
+        scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:

@@ -144,6 +144,7 @@ async def test_invocations_read_texts_as_well(frontend: Running, path: str, body
         ({"messages": []}, "messages"),
         ({**COMPLETION, "n": 0}, "n"),
         ({"max_tokens": 3}, "prompt"),
+        ({"requestType": "NEW_SESSION"}, "requestType"),
         ({**COMPLETION, "nonsense": 1}, "nonsense"),
     ],
 )

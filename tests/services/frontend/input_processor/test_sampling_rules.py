@@ -26,6 +26,8 @@ REFUSED = [
     ({"frequency_penalty": -3.0}, "frequency_penalty must be in [-2, 2], got -3.0."),
     ({"repetition_penalty": 0.0}, "repetition_penalty must be greater than zero, got 0.0."),
     ({"repetition_penalty": float("inf")}, "repetition_penalty must be greater than zero, got inf."),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty must be in [1e-30, 1e+30], got 5e-324."),
+    ({"repetition_penalty": 1e31}, "repetition_penalty must be in [1e-30, 1e+30], got 1e+31."),
     ({"temperature": -0.1}, "temperature must be non-negative, got -0.1."),
     ({"temperature": 2.1}, "temperature must be in [0, 2], got 2.1."),
     ({"temperature": float("nan")}, "temperature must be non-negative, got nan."),
@@ -119,11 +121,22 @@ def test_a_models_taste_in_sampling_does_not_bind_beam_search() -> None:
     assert built.repetition_penalty == 1.0
 
 
+@pytest.mark.parametrize("penalty", [-1e300, -32.5, 33.0, float("inf"), float("nan")])
+def test_a_length_to_a_power_that_is_no_number_is_not_asked_for(penalty: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"length_penalty must be in \[-32, 32\], got") as refused:
+        sampling_rules.check(sampling_rules.build({"beam_search": BeamSearch(2, penalty)}, NO_DEFAULTS))
+    assert refused.value.field == "length_penalty"
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {},
         {"beam_search": BeamSearch(128), "n": 128},
+        {"beam_search": BeamSearch(2, -32.0)},
+        {"beam_search": BeamSearch(2, 32.0)},
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 1e30},
         {"n": 16384},
         {"temperature": 0.0},
         {"temperature": 2.0, "top_p": 1.0, "top_k": -1, "min_p": 1.0},

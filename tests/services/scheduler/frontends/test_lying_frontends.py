@@ -13,7 +13,7 @@ import pytest
 
 from shared import columns
 from shared.pb.common.v1 import finish_pb2, model_pb2
-from shared.pb.common.v1.sampling_pb2 import RepetitionDetection
+from shared.pb.common.v1.sampling_pb2 import BeamSearch, RepetitionDetection
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.scheduler.scripted_peers import MODEL, FrontendPeer
 from tests.services.scheduler.test_trust import PROMPT, Guarded, scheduler
@@ -93,6 +93,9 @@ async def test_a_sequence_id_that_is_in_use_ends_the_session(running: Guarded) -
             {"repetition_detection": RepetitionDetection(max_pattern_size=2, min_count=LARGE)},
             f"repetition_detection.min_count: {LARGE}, the limit is",
         ),
+        ({"beam_search": BeamSearch(width=LARGE)}, f"beam_search.width: {LARGE}, the limit is 16384"),
+        ({"beam_search": BeamSearch(width=2, length_penalty=-33)}, "beam_search.length_penalty: -33, the limit is 32"),
+        ({"beam_search": BeamSearch(width=2, length_penalty=1e30)}, "beam_search.length_penalty: 1e+30, the limit"),
         ({"num_sequences": 16_384, "token_ids": bytes(4 * 20_000)}, "token_ids: 16384 sequences of 20000 tokens"),
     ],
 )

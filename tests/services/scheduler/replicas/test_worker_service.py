@@ -77,8 +77,8 @@ class PaperCall:
 class Desk:
     """A scheduler's side of workers, with a frontend that submits."""
 
-    def __init__(self) -> None:
-        settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0)
+    def __init__(self, heartbeat_interval_ms: int = 1000) -> None:
+        settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, heartbeat_interval_ms=heartbeat_interval_ms)
         metrics = SchedulerMetrics(CollectorRegistry())
         self.cluster = Cluster(settings, asyncio.get_running_loop().time, metrics)
         self.cluster.join(OWNER, lambda _: None)
@@ -144,6 +144,53 @@ async def test_of_calls_of_one_worker_at_a_time_the_last_one_lives() -> None:
     assert desk.cluster.num_running == 1
     calls[-1].task.cancel()
     await asyncio.gather(calls[-1].task, return_exceptions=True)
+
+
+def of_process(pid: int) -> pb.WorkerHello:
+    hello = pb.WorkerHello(pid=pid, address=f"127.0.0.1:{pid}")
+    hello.MergeFrom(HELLO)
+    return hello
+
+
+async def speaks_until(call: PaperCall, holds: Callable[[], bool]) -> None:
+    def turn() -> bool:
+        call.tell(pb.AttachRequest(heartbeat=pb.Heartbeat()))
+        return holds()
+
+    await until(turn)
+
+
+async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> None:
+    desk = Desk(heartbeat_interval_ms=100)
+    first = PaperCall(desk.service, of_process(1))
+    desk.submit(1)
+    await speaks_until(first, lambda: first.has_plan)
+    replica = desk.cluster.replicas["w0"]
+    second = PaperCall(desk.service, of_process(2))
+    await speaks_until(first, second.task.done)
+    with pytest.raises(Aborted) as refused:
+        await second.task
+    assert str(refused.value) == (
+        "FAILED_PRECONDITION: worker_id: 'w0' is attached and lives, as process 1 at '127.0.0.1:1'; process 2 at "
+        "'127.0.0.1:2' needs another id (setting id)"
+    )
+    assert desk.cluster.replicas["w0"] is replica
+    first.task.cancel()
+    await asyncio.gather(first.task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("end", [lambda call: call.hang_up(), lambda _: None], ids=["closed", "silent"])
+async def test_a_second_process_of_one_id_is_let_in_when_the_first_is_gone(end: Callable[[PaperCall], None]) -> None:
+    desk = Desk(heartbeat_interval_ms=100)
+    first = PaperCall(desk.service, of_process(1))
+    desk.submit(1)
+    await speaks_until(first, lambda: first.has_plan)
+    second = PaperCall(desk.service, of_process(2))
+    end(first)
+    await until(lambda: second.has_plan)
+    assert desk.cluster.num_running == 1
+    second.task.cancel()
+    await asyncio.gather(first.task, second.task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("redirected", [False, True], ids=["of its own", "sent by a peer"])

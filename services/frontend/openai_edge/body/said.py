@@ -1,0 +1,88 @@
+"""What the OpenAPI document says of values that are checked elsewhere, where their senders are told more."""
+
+from __future__ import annotations
+
+from services.frontend.http.ranges import Schema, needs
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+NOT_EMPTY: Schema = {"minItems": 1}
+SAID: Schema = {
+    "minItems": 1,
+    "items": {"type": "object", "required": ["role"], "properties": {"role": {"enum": [*ROLES]}}},
+}
+FUNCTION: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "parameters": {"type": ["object", "null"]},
+        "description": {"type": ["string", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+CALLED: Schema = {"type": "object", "required": ["function"], "properties": {"function": FUNCTION}}
+TOOLS: Schema = {
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["function"],
+        "properties": {"type": {"const": "function"}, "function": FUNCTION},
+    },
+}
+TOOL_CHOICE: Schema = {
+    "anyOf": [
+        {"enum": [None, "none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {"type": {"const": "function"}, "function": FUNCTION},
+        },
+        {
+            "type": "object",
+            "required": ["type", "allowed_tools"],
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "allowed_tools": {
+                    "type": "object",
+                    "required": ["mode", "tools"],
+                    "properties": {
+                        "mode": {"enum": ["auto", "required"]},
+                        "tools": {"type": "array", "items": CALLED, **NOT_EMPTY},
+                    },
+                },
+            },
+        },
+    ],
+}
+TOKEN: Schema = {"type": "integer", "minimum": 0}
+TEXT: Schema = {"type": "string", "minLength": 1}
+SENT: Schema = {"not": {"type": "null"}}
+ASKED: Schema = {"const": True}
+OF_GENERATIONS = (needs("stream_options", SENT, "stream", ASKED), needs("retention_s", SENT, "resumable", ASKED))
+OF_CHATS = (
+    *OF_GENERATIONS,
+    needs("top_logprobs", SENT, "logprobs", ASKED),
+    needs("tool_choice", {"not": {"enum": [None, "none"]}}, "tools", SENT),
+)
+# What a batch of conversations has not.
+OF_BATCHES = {
+    "properties": {
+        "n": {"enum": [None, 1]},
+        "prompt_logprob_token_ids": {"enum": [None, []]},
+        "prompt_logprobs": {"enum": [None, 0]},
+        "resumable": {"const": False},
+        "stream": {"enum": [None, False]},
+        "tools": {"type": "null"},
+        "use_beam_search": {"const": False},
+    }
+}
+PROMPT: Schema = {
+    "description": "text, token ids, or a list of either",
+    "anyOf": [
+        TEXT,
+        {"type": "array", "items": TOKEN, **NOT_EMPTY},
+        {"type": "array", "items": TEXT, **NOT_EMPTY},
+        {"type": "array", "items": {"type": "array", "items": TOKEN, **NOT_EMPTY}, **NOT_EMPTY},
+    ],
+}
