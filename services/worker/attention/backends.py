@@ -90,7 +90,7 @@ def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderCon
     plain = config.latent is None and config.recurrent is None and not config.attention_softcap
     if not plain or config.attention_sinks or config.chunked_windows or config.head_dim not in HEAD_DIMS:
         return False
-    return bool(next(metadata.distributions(name=PACKAGE), None))
+    return any(True for _ in metadata.distributions(name=PACKAGE))
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -108,7 +108,7 @@ def _load(
     copies = Copies(num_threads)
     rooms = Rooms(model, copies.settle)
 
-    def take(name: str, source: Source, destination: Destination, covered: Iterable[str]) -> None:
+    def take(name: str, source: Source, destination: Destination, covered: Collection[str]) -> None:
         rooms.open(covered)
         _copy(name, source, destination, copies)
         rooms.close(covered)

@@ -74,4 +74,4 @@ def _tensors(part: Loadable) -> dict[str, Tensor]:
 def _end(tensor: Tensor) -> int:
     """Behind its last byte, from where its room begins."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
