@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from shared import columns
 from shared.columns import I32
 from shared.errors import Internal, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 
 class Launch(Protocol):
@@ -67,7 +67,7 @@ class Runner(Protocol):
         """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class StepInFlight:
     """A step between launch and record."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.device import Device
+from shared.step_value import step_value
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +55,7 @@ class SharedMemory:
         return _Shared(tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class _Shared:
     tensors: list[Tensor]
 
@@ -123,7 +124,7 @@ class PinnedCopy:
         return _Buffer(host, host.numpy(), torch.cuda.Event())
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class _Fetched:
     memory: Tensor
     size: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
+from shared.step_value import step_value
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Uploaded:
     """A step's inputs on the device, all int32."""
 

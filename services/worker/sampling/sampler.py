@@ -29,11 +29,12 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
+from shared.step_value import step_value
 
 NO_PROCESSORS: Mapping[str, Make] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Sampled:
     """What the rows of a step got, on the device."""
 
@@ -74,7 +75,7 @@ class _Bindings:
         return None if self.masks is None else self.masks.step
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Plain:
     """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
 
@@ -93,7 +94,7 @@ class Plain:
         return Sampled(token_ids, None, masked=self._masks.step)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Ready:
     """Rows before their choice."""
 

@@ -7,7 +7,7 @@ breaks the rules raises PlanViolation and leaves the table useless until `clear(
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 Rows = npt.NDArray[np.intp]
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class NewBlocks:
     """Blocks that slots get in a step: block_table[slots, columns] = ids. A row of it has the tables of all KV
     groups, one behind the other."""
@@ -49,7 +50,7 @@ NO_SLOTS: Rows = np.zeros(0, np.intp)
 NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Order:
     """What a plan says and implies."""
 
@@ -61,7 +62,7 @@ class Order:
     most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Step:
     """An order, spelled out."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,12 @@ from services.worker.spec_decode.trees.tree_rows import TreeRows
 from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
+from shared.step_value import step_value
 
 NUMBERS = itertools.count(1)  # of steps, in this process
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class StepInputs:
     """Tokens of all rows one after the other, rows in slot order."""
 
