@@ -83,7 +83,7 @@ class StepInFlight:
 
     def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
-        drafts = self.inputs.drafts
+        drafts, timings = self.inputs.drafts, output.timings
         result = pb.StepResult(
             epoch=self.epoch,
             step_id=self.step_id,
@@ -94,9 +94,9 @@ class StepInFlight:
             failures=failures,
             timings=pb.StepTimings(
                 wait_us=wait_us,
-                prepare_us=output.timings.prepare_us,
-                forward_us=output.timings.forward_us,
-                sample_us=output.timings.sample_us,
+                prepare_us=timings.prepare_us,
+                forward_us=timings.forward_us,
+                sample_us=timings.sample_us,
             ),
         )
         for answer in output.answers:
@@ -112,7 +112,10 @@ class StepInFlight:
         return columns.u32_bytes(column)
 
     def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
-        lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
-        text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
-        failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
+        failures: dict[int, QuireError] = {}
+        lost = (output.token_ids < 0).nonzero()[0]
+        if len(lost):
+            slots = np.repeat(self.inputs.sampled_slots, output.token_counts)[lost].tolist()
+            text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
+            failures = {slot: Internal(text) for slot in slots}
         return list((failures | dict(output.faults) | self.refused).items())

@@ -46,7 +46,7 @@ class SharedMemory:
     """The CPU reads the arrays where they are."""
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
-        return [torch.from_numpy(array) for array in arrays]
+        return list(map(torch.from_numpy, arrays))
 
     def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         _fill(columns.numpy(), arrays, padding)

@@ -234,7 +234,11 @@ class DeviceWork:
         """In order, as far as they need not wait for steps in flight."""
         while self._deferred:
             command = self._deferred[0]
-            if isinstance(command, ReleaseGrammar):
+            if isinstance(command, Execute):
+                if self._num_in_flight and self._replica.waits_before(command.plan):
+                    return
+                self._execute(command)
+            elif isinstance(command, ReleaseGrammar):
                 self._grammars.release(command.grammar_id)
                 self._ranks.release_grammar(command.grammar_id)
             elif isinstance(command, MoveBlocks):
@@ -242,14 +246,10 @@ class DeviceWork:
             elif isinstance(command, RemoveAdapter):
                 if self._replica.adapters is not None:
                     self._replica.adapters.remove(command.adapter)
-            elif isinstance(command, Operate):
-                if self._num_in_flight:
-                    return
-                self._operate(command)
-            elif self._num_in_flight and self._replica.waits_before(command.plan):
+            elif self._num_in_flight:
                 return
             else:
-                self._execute(command)
+                self._operate(command)
             self._deferred.popleft()
 
     def _operate(self, command: Operate) -> None:

@@ -177,7 +177,7 @@ class SlotTable:
 
     def advance(self, order: Order) -> Step:
         """Brings the table to after the step, assuming that it will be executed."""
-        slots = np.flatnonzero(order.counts)
+        slots = order.counts.nonzero()[0]
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
         samples = ends == self.num_tokens[slots]
@@ -249,7 +249,7 @@ class SlotTable:
             return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
         lacking = np.where(self.live, needed - self.num_blocks, 0)
-        growing = np.flatnonzero(lacking)
+        growing = lacking.nonzero()[0]
         return self.hand_out(growing, lacking[growing], ids)
 
     def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
@@ -276,9 +276,9 @@ class SlotTable:
         require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
         self._require_blocks(ids, "new_block_ids", nulls=bool(self._limits.layout.windows))
         per_slot = gains * self.num_groups
-        slots = np.repeat(growing, per_slot)
-        firsts = np.cumsum(per_slot) - per_slot  # index into `ids` of each slot's first block
-        within = np.arange(wanted) - np.repeat(firsts, per_slot)
+        slots = growing.repeat(per_slot)
+        firsts = per_slot.cumsum() - per_slot  # index into `ids` of each slot's first block
+        within = np.arange(wanted) - firsts.repeat(per_slot)
         if self.num_groups == 1:
             places = self.num_blocks[slots] + within
         else:

@@ -91,7 +91,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         draft_counts[np.searchsorted(step.slots, drafts.slots)] = drafts.counts
         _fill_drafts(token_ids, drafts, draft_counts, query_start)
     fed_rows = _fill_given(token_ids, step, table, query_start, draft_counts)
-    samples = np.flatnonzero(step.samples)
+    samples = step.samples.nonzero()[0]
     sampling_tokens, sampling_slots = query_start[samples + 1] - 1, step.slots[samples]
     rows, tree_mask = None, None
     if drafts is not None:
@@ -176,8 +176,8 @@ def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
     """Copies tokens that came with admissions; returns the rows whose one known token is fed on the device."""
     given = step.starts < table.num_given_tokens[step.slots]
-    for row in np.flatnonzero(given).tolist():
+    for row in given.nonzero()[0].tolist():
         start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])
         first = int(query_start[row])
         token_ids[first : first + count] = table.given_tokens[step.slots[row]][start : start + count]
-    return np.flatnonzero(~given)
+    return (~given).nonzero()[0]
