@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from shared import columns
 from shared.columns import I32
 from shared.errors import Internal, InvalidArgument, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 
 class Launch(Protocol):
@@ -68,7 +68,7 @@ class Runner(Protocol):
         """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class StepInFlight:
     """A step between launch and record."""
 
@@ -85,7 +85,7 @@ class StepInFlight:
 
     def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
-        drafts = self.inputs.drafts
+        drafts, timings = self.inputs.drafts, output.timings
         result = pb.StepResult(
             epoch=self.epoch,
             step_id=self.step_id,
@@ -96,9 +96,9 @@ class StepInFlight:
             failures=failures,
             timings=pb.StepTimings(
                 wait_us=wait_us,
-                prepare_us=output.timings.prepare_us,
-                forward_us=output.timings.forward_us,
-                sample_us=output.timings.sample_us,
+                prepare_us=timings.prepare_us,
+                forward_us=timings.forward_us,
+                sample_us=timings.sample_us,
             ),
         )
         for answer in output.answers:
@@ -114,8 +114,11 @@ class StepInFlight:
         return columns.u32_bytes(column)
 
     def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
-        lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
-        failures = {slot: self._nothing_to_sample(slot) for slot in lost}
+        failures: dict[int, QuireError] = {}
+        lost = (output.token_ids < 0).nonzero()[0]
+        if len(lost):
+            slots = np.repeat(self.inputs.sampled_slots, output.token_counts)[lost].tolist()
+            failures = {slot: self._nothing_to_sample(slot) for slot in slots}
         return list((failures | dict(output.faults) | self.refused).items())
 
     def _nothing_to_sample(self, slot: int) -> QuireError:

@@ -93,7 +93,8 @@ class Replica:
         self.pages = pages
         if pages is not None:
             pages.versioned_by(self._pages_name)
-        self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
+        self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
+        self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
         self._bans: dict[int, tuple[str, ...]] = {}  # by slot: see Admission
@@ -378,22 +379,22 @@ class Replica:
         they are only now filled with that."""
         if not len(new.ids):
             return
-        table = self._table
+        table, several = self._table, self._table.num_groups > 1
         cached = -(-table.num_cached_tokens[new.slots] // self.limits.block_size)
-        several = table.num_groups > 1
         positions = new.columns % table.width if several else new.columns
         starts = positions >= cached
-        fresh = np.flatnonzero(starts if copies is None else starts | np.isin(new.ids, copies.targets))
+        if copies is not None:
+            starts |= np.isin(new.ids, copies.targets)
+        fresh = starts.nonzero()[0]
         slots, positions, ids = new.slots[fresh], positions[fresh], new.ids[fresh]
         before = table.block_table[slots, np.maximum(new.columns[fresh] - 1, 0)]
         parents = np.where(positions > 0, before, NO_PARENT)
-        firsts = np.flatnonzero(positions == 0).tolist()
+        firsts = (positions == 0).nonzero()[0].tolist()
         roots = {int(ids[i]): self._roots[int(slots[i])] for i in firsts}
-        groups = new.columns[fresh] // table.width
-        windows = [group for group, _ in self.limits.layout.windows]
-        if windows and copies is not None:  # of what they are behind, the window may have slid over
-            parents[np.isin(ids, copies.targets) & np.isin(groups, windows)] = NO_PARENT
-        self._held.hand_out(ids, parents, roots, groups if several else 0)
+        groups = new.columns[fresh] // table.width if several else 0
+        if copies is not None and self._windows:  # of what they are behind, the window may have slid over
+            parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
+        self._held.hand_out(ids, parents, roots, groups)
 
     def _refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
         if not self._refused:

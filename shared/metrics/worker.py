@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import add
 from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -50,12 +51,7 @@ class StepCost(NamedTuple):
     kv_written_bytes: float
 
     def plus(self, other: StepCost) -> StepCost:
-        return StepCost(
-            self.flops + other.flops,
-            self.weight_bytes + other.weight_bytes,
-            self.kv_read_bytes + other.kv_read_bytes,
-            self.kv_written_bytes + other.kv_written_bytes,
-        )
+        return StepCost(*map(add, self, other))
 
 
 NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
@@ -126,7 +122,7 @@ class WorkerMetrics:
             buckets=STEP_BUCKETS,
             registry=registry,
         )
-        self._phases = [phases.labels(phase) for phase in PHASES]
+        self._observe_phases = [phases.labels(phase).observe for phase in PHASES]
         self._totals = StepTotals()
         registry.register(self._totals)
         self.failures = Counter("quire_worker_slot_failures", "Sequences that could not go on", registry=registry)
@@ -208,14 +204,17 @@ class WorkerMetrics:
 
     def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
-        durations = (timings.wait_us, timings.prepare_us, timings.forward_us, timings.sample_us)
-        for phase, duration_us in zip(self._phases, durations, strict=True):
-            phase.observe(duration_us * MICROSECOND)
+        forward_us, sample_us = timings.forward_us, timings.sample_us
+        wait, prepare, forward, sample = self._observe_phases
+        wait(timings.wait_us * MICROSECOND)
+        prepare(timings.prepare_us * MICROSECOND)
+        forward(forward_us * MICROSECOND)
+        sample(sample_us * MICROSECOND)
         totals = self._totals
         totals.computed += num_tokens
         totals.sampled += len(result.token_ids) // SAMPLED_BYTES
         totals.cost = totals.cost.plus(cost)
-        totals.busy_s += (timings.forward_us + timings.sample_us) * MICROSECOND
+        totals.busy_s += (forward_us + sample_us) * MICROSECOND
         if totals.busy_s - self._told_s >= UTILISATION_OVER_S:
             self._tell_utilisation(totals.cost, totals.busy_s)
         if result.failures:

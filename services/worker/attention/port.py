@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from shared.step_value import step_value
+
 if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
     from torch import Tensor
 
@@ -46,7 +48,7 @@ class Exchange(Protocol):
         """What each has stored of its own tokens is in the `caches` of all when this is done."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class AttentionMetadata:
     """Where the rows of a step stand. Tensors are int32, on the device."""
 

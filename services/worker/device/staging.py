@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.device import Device
+from shared.step_value import step_value
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +46,7 @@ class SharedMemory:
     """The CPU reads the arrays where they are."""
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
-        return [torch.from_numpy(array) for array in arrays]
+        return list(map(torch.from_numpy, arrays))
 
     def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         _fill(columns.numpy(), arrays, padding)
@@ -54,7 +55,7 @@ class SharedMemory:
         return _Shared(tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class _Shared:
     tensors: list[Tensor]
 
@@ -123,7 +124,7 @@ class PinnedCopy:
         return _Buffer(host, host.numpy(), torch.cuda.Event())
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class _Fetched:
     memory: Tensor
     size: int

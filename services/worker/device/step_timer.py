@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from services.worker.device.device import Clock, Device, clock_of
+from shared.step_value import step_value
 
 # Marks take long to set on CUDA: 10 to 18 us each on an H200's host, a tenth of what a step takes to launch.
 TIMED_EVERY = 16
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Timings:
     """Microseconds on the device's clock."""
 

@@ -22,6 +22,7 @@ from services.worker.structured.compile_pool import CompilePool
 from shared.errors import FailedPrecondition
 from shared.models.adapter_contents import AdapterId
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 
 class Receiver(Protocol):
@@ -43,7 +44,7 @@ class Receiver(Protocol):
     def device_order_done(self, done: pb.DeviceOrderDone) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Execute:
     """A plan; skipped if its receiver is no longer the current one."""
 
@@ -89,7 +90,7 @@ class BegunMove:
     begun_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class LaunchedStep:
     """A step on the device, with what its result needs."""
 
@@ -99,7 +100,7 @@ class LaunchedStep:
     ticket: int  # the ranks': see RankGroup.broadcast
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class FinishedStep:
     """The device is done with a step; `output` is None if it failed."""
 
@@ -233,7 +234,11 @@ class DeviceWork:
         """In order, as far as they need not wait for steps in flight."""
         while self._deferred:
             command = self._deferred[0]
-            if isinstance(command, ReleaseGrammar):
+            if isinstance(command, Execute):
+                if self._num_in_flight and self._replica.waits_before(command.plan):
+                    return
+                self._execute(command)
+            elif isinstance(command, ReleaseGrammar):
                 self._grammars.release(command.grammar_id)
                 self._ranks.release_grammar(command.grammar_id)
             elif isinstance(command, MoveBlocks):
@@ -241,14 +246,10 @@ class DeviceWork:
             elif isinstance(command, RemoveAdapter):
                 if self._replica.adapters is not None:
                     self._replica.adapters.remove(command.adapter)
-            elif isinstance(command, Operate):
-                if self._num_in_flight:
-                    return
-                self._operate(command)
-            elif self._num_in_flight and self._replica.waits_before(command.plan):
+            elif self._num_in_flight:
                 return
             else:
-                self._execute(command)
+                self._operate(command)
             self._deferred.popleft()
 
     def _operate(self, command: Operate) -> None:

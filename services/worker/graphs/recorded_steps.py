@@ -15,6 +15,7 @@ from services.worker.sampling.choice import BoundChoice, PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
+from shared.step_value import step_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class RecordedStep:
         return cls(columns, first, others[0] if others else None)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class ReadyStep:
     """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
 

@@ -151,11 +151,11 @@ class TiedOutputHead:
 
 def _gathered(logits: Tensor, shard: Shard, vocab_size: int, missing: int = 0) -> Tensor:
     """Those of all ranks, from each one's; this rank has `missing` fewer than the first."""
-    from torch.nn import functional
-
     if shard.is_whole:
         return logits
     if missing:
+        from torch.nn import functional
+
         logits = functional.pad(logits, (0, missing))
     gathered = shard.collectives.side_by_side(logits)
     return gathered if gathered.size(1) == vocab_size else gathered[:, :vocab_size].contiguous()

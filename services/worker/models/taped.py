@@ -57,6 +57,12 @@ class TapedModel:
         if trees:
             mask = torch.full((num_tokens,), SEES_ALL, dtype=torch.int64)
             self._inputs = replace(self._inputs, attention=replace(self._inputs.attention, tree_mask=mask))
+        attention, wanted = self._inputs.attention, self._inputs.logit_tokens
+        assert attention.query_start is not None
+        assert wanted is not None
+        # What all KV groups read alike, in the order of _put().
+        tokens = self._inputs.token_ids, self._inputs.positions
+        self._columns = (*tokens, attention.query_start, attention.seq_lens, wanted)
         self._num_masked = 0  # first tokens of the last step that had a mask
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
@@ -66,35 +72,32 @@ class TapedModel:
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_width], until the next step."""
         assert caches is self._caches
-        wanted = self._every[: len(batch.token_ids)] if batch.logit_tokens is None else batch.logit_tokens
+        num_tokens, num_seqs = batch.token_ids.size(0), batch.attention.seq_lens.size(0)  # len() takes 1 us each
+        wanted = self._every[:num_tokens] if batch.logit_tokens is None else batch.logit_tokens
+        num_samples = wanted.size(0)
         self._put(batch, wanted)
-        num_seqs = len(batch.attention.seq_lens)
-        self._tape.replay(num_tokens=len(batch.token_ids), num_seqs=num_seqs, num_samples=len(wanted))
-        kept = [tuple(part[: len(wanted)] for part in state) for state in self._kept]
-        return joined(self._hidden[: len(wanted)], kept)
+        self._tape.replay(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
+        hidden = self._hidden[:num_samples]
+        if not self._kept:
+            return hidden
+        return joined(hidden, [tuple(part[:num_samples] for part in state) for state in self._kept])
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
         """[num_samples, vocab_size] in the model's dtype; `adapted`: which rows have adapters, if there are such."""
         return self._model.logits(hidden, *adapted)
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
-        inputs, attention, given = self._inputs, self._inputs.attention, batch.attention
+        inputs, given = self._inputs, batch.attention
         _put_group(inputs, batch)
         for of_group, given_to_it in zip(inputs.other_groups, batch.other_groups, strict=True):
             _put_group(of_group, given_to_it)
-        columns = (
-            (inputs.token_ids, batch.token_ids),
-            (inputs.positions, batch.positions),
-            (attention.query_start, given.query_start),
-            (attention.seq_lens, given.seq_lens),
-            (inputs.logit_tokens, wanted),
-        )
-        for place, values in columns:
-            assert place is not None
-            assert values is not None
+        assert given.query_start is not None
+        columns = (batch.token_ids, batch.positions, given.query_start, given.seq_lens, wanted)
+        for place, values in zip(self._columns, columns, strict=True):
             place[: values.size(0)] = values
-        if attention.tree_mask is not None:
-            self._put_mask(attention.tree_mask, given.tree_mask)
+        mask = inputs.attention.tree_mask
+        if mask is not None:
+            self._put_mask(mask, given.tree_mask)
 
     def _put_mask(self, place: Tensor, mask: Tensor | None) -> None:
         if self._num_masked:

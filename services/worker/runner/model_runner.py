@@ -7,6 +7,7 @@ this one have reached the host.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -82,6 +83,7 @@ class ModelRunner:
         self.caches: list[LayerCache] = []
         self._pages: PagesAhead | None = None
         self.slot_memory = SlotMemory.none()
+        self._none_sampled = Sampled(self.slot_memory.last_tokens, None)
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
         self._sample_graphs: SampleGraphs | None = None
@@ -108,6 +110,7 @@ class ModelRunner:
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         num_groups = num_groups or 1 + max((cache.last_group for cache in caches), default=0)
         self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
+        self._none_sampled = Sampled(last_tokens[:0], None)
         self._batches = StepBatches(
             self._device, self._staging, caches, self.slot_memory, adapters=self._adapters, marks=self._marks
         )
@@ -199,6 +202,11 @@ class ModelRunner:
             return chunks
         return None
 
+    @property
+    def _most_recorded(self) -> int:
+        """Tokens of a step with chunks that a recording takes."""
+        return self._chunk_graphs.most_tokens if self._chunk_graphs is not None else 0
+
     def _launch_kernels(
         self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None, model: Model
     ) -> StageLaunch:
@@ -206,8 +214,7 @@ class ModelRunner:
         marks = self._timer.begin(short=False)
         assert self._batches is not None, "it is prepared"
         up = self._batches.upload(inputs, new_blocks)
-        most_recorded = self._chunk_graphs.most_tokens if self._chunk_graphs is not None else 0
-        shares = None if self._context is None else self._context.shares(inputs, most_recorded)
+        shares = None if self._context is None else self._context.shares(inputs, self._most_recorded)
         if shares is not None:
             self._timer.mark(marks)
             return self._end(inputs, up, others, self._shared(shares, self._batches, new_blocks, others), marks)
@@ -218,9 +225,7 @@ class ModelRunner:
         self._timer.mark(marks)
         if self._stage is not None:
             part = self._stage.launched(batch, self.caches, inputs)
-            return self._stage.steps.launch(
-                part, inputs, lambda hidden: self._end(inputs, up, others, hidden, marks), marks
-            )
+            return self._stage.steps.launch(part, inputs, partial(self._end, inputs, up, others, marks=marks), marks)
         hidden = model.forward(batch, self.caches) if inputs.num_tokens else None
         return self._end(inputs, up, others, hidden, marks)
 
@@ -235,24 +240,28 @@ class ModelRunner:
         """`hidden` of the tokens that are wanted; None: the step has none. `up`: None of a step that a recording took,
         on the stage that has the other recordings, of what steps end in."""
         self._timer.mark(marks)
-        sampled, endings = Sampled(self.slot_memory.last_tokens[:0], None), []
-        if inputs.num_samples and hidden is not None and others is None and self._sample_graphs is not None:
-            step = self._sample_graphs.prepare(inputs, hidden)
-            sampled = self._chosen(step, step.forward(), inputs)
-        elif inputs.num_samples and hidden is not None:
-            assert up is not None, "recordings take steps whose samples others take"
-            of_samples = hidden
+        sampled, endings = self._none_sampled, []
+        if hidden is not None:
+            if inputs.num_samples:
+                sampled = self._sampled(inputs, up, others, hidden)
             if others is not None:
-                read_all = others.read_all
-                of_samples = hidden.index_select(0, up.sampling_tokens) if read_all else hidden[: inputs.num_samples]
-            adapted = self._adapters.logit_rows if self._adapters is not None else ()
-            logits = self._model.logits(of_samples, *adapted)
-            slots, positions = up.sampling_slots, up.sample_positions
-            sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
-            self._agree(sampled)
-        if others is not None and hidden is not None:
-            endings = others.launch(hidden, inputs.num_samples, self._staging)
+                endings = others.launch(hidden, inputs.num_samples, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
+
+    def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads | None, hidden: Tensor) -> Sampled:
+        """See _end()."""
+        if others is None and self._sample_graphs is not None:
+            step = self._sample_graphs.prepare(inputs, hidden)
+            return self._chosen(step, step.forward(), inputs)
+        assert up is not None, "recordings take steps whose samples others take"
+        if others is not None:
+            hidden = hidden.index_select(0, up.sampling_tokens) if others.read_all else hidden[: inputs.num_samples]
+        adapted = self._adapters.logit_rows if self._adapters is not None else ()
+        logits = self._model.logits(hidden, *adapted)
+        slots, positions = up.sampling_slots, up.sample_positions
+        sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
+        self._agree(sampled)
+        return sampled
 
     def _launch_graph(
         self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None
@@ -262,9 +271,7 @@ class ModelRunner:
         self._timer.mark(marks)
         if self._stage is not None:
             part = self._stage.recorded(step, inputs, self._staging)
-            return self._stage.steps.launch(
-                part, inputs, lambda hidden: self._end(inputs, None, others, hidden, marks), marks
-            )
+            return self._stage.steps.launch(part, inputs, partial(self._end, inputs, None, others, marks=marks), marks)
         logits = step.forward()
         self._timer.mark(marks)
         sampled = self._chosen(step, logits, inputs)
@@ -288,7 +295,7 @@ class ModelRunner:
             wanted = logits.index_select(0, rows) if step.of_rows else logits
             sampled = sampling.launch(wanted, inputs, self.slot_memory, slots=slots, positions=positions)
         else:
-            sampled = Sampled(self.slot_memory.last_tokens[:0], None)
+            sampled = self._none_sampled
         if inputs.num_samples:
             self._agree(sampled)
         return sampled

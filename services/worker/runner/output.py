@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,9 +21,10 @@ from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class RunnerOutput:
     """What a step gave, on the host."""
 

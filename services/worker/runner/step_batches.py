@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
+from shared.step_value import step_value
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Uploaded:
     """A step's inputs on the device, all int32."""
 
@@ -56,10 +57,11 @@ class StepBatches:
     ) -> None:
         self.caches, self.staging = caches, staging
         self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
+        self._group_tables, self._width = memory.group_tables, memory.table_width
         self._num_slots = len(memory.last_tokens)  # with the scratch slot; asking a tensor takes 2 us
 
     def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
-        places = new_blocks.slots * self._memory.table_width + new_blocks.columns
+        places = new_blocks.slots * self._width + new_blocks.columns
         return Uploaded(
             *self.staging.upload(
                 [
@@ -138,4 +140,4 @@ class StepBatches:
         """int32 [num_rows, width] of the step's rows, of each KV group, no wider than the longest sequence needs."""
         if not self._device.is_synchronous and len(up.block_ids):
             self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
-        return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._memory.group_tables]
+        return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._group_tables]

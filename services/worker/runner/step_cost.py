@@ -66,44 +66,49 @@ class CostModel:
     other and no window hides anything, none."""
 
     def __init__(self, config: DecoderConfig, weights: WeightCounts, kv_element_bytes: int) -> None:
-        self._weights = weights
-        experts = config.experts
-        self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
+        experts, size = config.experts, weights.element_bytes
+        self._taken = taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # by a token
         windows = [window for window, attends in zip(config.sliding_windows, config.attends, strict=True) if attends]
         self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
         self._num_layers, self._chunked = len(windows), config.chunked_windows
         shape = None if config.recurrent is None else config.recurrent.state
-        self._num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # layers that have one
-        self._state_words = 0 if shape is None else shape.num_words
-        self._state_flops = 0 if shape is None else OPERATIONS_ON_STATE * shape.num_heads * shape.head_words
+        num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # layers that have one
+        state_words = 0 if shape is None else shape.num_words
+        state_flops = 0 if shape is None else OPERATIONS_ON_STATE * shape.num_heads * shape.head_words
+        self._state_bytes = float(num_states * state_words * WORD_BYTES)  # of a row
+        # Of a token, beside what it attends to, and of one that is sampled behind.
+        self._token_flops = 2.0 * (weights.dense + weights.routed * taken) + num_states * state_flops
+        self._sample_flops = 2.0 * weights.head
+        self._dense_bytes, self._head_bytes = float(weights.dense * size), float(weights.head * size)
+        self._routed_bytes = float(weights.routed * size)
         # Elements of a token and layer: those that are kept, and those that a head meets.
         cached, met = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
         if config.latent is not None:
             cached, met = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
-        self._attention_flops = 2 * config.num_q_heads * met  # a token and one before it, in a layer
-        self._kv_bytes = cached * kv_element_bytes  # of a token, in a layer
+        self._attention_flops = 2.0 * config.num_q_heads * met  # a token and one before it, in a layer
+        self._kv_bytes = float(cached * kv_element_bytes)  # of a token, in a layer
+        self._written_bytes = self._kv_bytes * self._num_layers  # of a token
         self._has_windows = any(window for window, _ in self._layers)
         self._last, self._last_read = 0, 0  # the step before by its number, and the tokens that its rows read
 
     def of(self, inputs: StepInputs) -> StepCost:
-        weights, num_tokens = self._weights, inputs.num_tokens
-        read = 1.0 - (1.0 - self._taken) ** num_tokens  # share of the experts that some token takes
+        num_tokens, num_samples = inputs.num_tokens, inputs.num_samples
         attended, kept = self._in_windows(inputs) if self._has_windows else self._without_windows(inputs)
-        active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
-        elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
-        states = float(inputs.num_rows * self._num_states * self._state_words * WORD_BYTES)
+        weight_bytes = self._dense_bytes + (self._head_bytes if num_samples else 0.0)
+        if self._routed_bytes:  # of which some token takes a share
+            weight_bytes += self._routed_bytes * (1.0 - (1.0 - self._taken) ** num_tokens)
+        states = inputs.num_rows * self._state_bytes
         return StepCost(
-            flops=2.0 * active
-            + float(self._attention_flops * attended)
-            + float(num_tokens * self._num_states * self._state_flops),
-            weight_bytes=float(elements * weights.element_bytes),
-            kv_read_bytes=float(self._kv_bytes * kept) + states,
-            kv_written_bytes=float(self._kv_bytes * num_tokens * self._num_layers) + states,
+            num_tokens * self._token_flops + num_samples * self._sample_flops + attended * self._attention_flops,
+            weight_bytes,
+            kept * self._kv_bytes + states,
+            num_tokens * self._written_bytes + states,
         )
 
     def _without_windows(self, inputs: StepInputs) -> tuple[int, int]:
         """Tokens that the step's tokens look at, themselves included, and those that its rows read; over all layers."""
-        if inputs.follows and inputs.follows == self._last:  # every row by one token
+        follows = inputs.follows
+        if follows and follows == self._last:  # every row by one token
             looked_at = read = self._last_read + inputs.num_tokens
         else:
             looked_at = _sum(inputs.positions, 0) + len(inputs.positions)

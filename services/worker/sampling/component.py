@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +11,10 @@ from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
+from shared.step_value import step_value
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Positions:
     """Where the tokens to be sampled will stand in their sequences, [num_rows].
 

@@ -24,16 +24,17 @@ from services.worker.sampling.penalties import Penalties
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.sampling.top_n_sigma import TopNSigma
 from services.worker.step.admission import Admission
-from services.worker.step.slots import Rows
+from services.worker.step.slots import NO_SLOTS, Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
+from shared.step_value import step_value
 
 NO_PROCESSORS: Mapping[str, Make] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Sampled:
     """What the rows of a step got, on the device."""
 
@@ -74,7 +75,7 @@ class _Bindings:
         return None if self.masks is None else self.masks.step
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Plain:
     """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
 
@@ -93,7 +94,7 @@ class Plain:
         return Sampled(token_ids, None, masked=self._masks.step)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Ready:
     """Rows before their choice."""
 
@@ -155,6 +156,7 @@ class Sampler:
         self._parts: list[SlotState] = [self.logprobs, *self._features]
         self._choice = Choice(num_slots, vocab_size, ops, device)
         self._bindings: _Bindings | None = None
+        self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
@@ -219,10 +221,11 @@ class Sampler:
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""
         last = self._bindings
-        if last is None or not (slots is last.slots or np.array_equal(slots, last.slots)):
+        if last is None or not (slots is self._bound_slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
             masks = next((feature for feature in features if isinstance(feature, BoundGrammarMasks)), None)
             last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._choice.bind(slots))
             self._bindings = last
+        self._bound_slots = slots
         return last

@@ -30,6 +30,8 @@ class TopNSigma:
         self._slots.pop(slot, None)
 
     def bind(self, slots: Rows) -> BoundTopNSigma | None:
+        if not self._slots:
+            return None
         active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
         return BoundTopNSigma(active, self._device) if active else None
 

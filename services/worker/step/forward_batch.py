@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata, Exchange
+from shared.step_value import step_value
 
 if TYPE_CHECKING:
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.step.drafted_states import DraftedStates
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class ForwardBatch:
     """The tokens of a step, one sequence after the other. Everything int32."""
 

@@ -7,7 +7,7 @@ breaks the rules raises PlanViolation and leaves the table useless until `clear(
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.step_value import step_value
 
 Rows = npt.NDArray[np.intp]
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class NewBlocks:
     """Blocks that slots get in a step: block_table[slots, columns] = ids. A row of it has the tables of all KV
     groups, one behind the other."""
@@ -49,7 +50,7 @@ NO_SLOTS: Rows = np.zeros(0, np.intp)
 NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Order:
     """What a plan says and implies."""
 
@@ -61,7 +62,7 @@ class Order:
     most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class Step:
     """An order, spelled out."""
 
@@ -176,7 +177,7 @@ class SlotTable:
 
     def advance(self, order: Order) -> Step:
         """Brings the table to after the step, assuming that it will be executed."""
-        slots = np.flatnonzero(order.counts)
+        slots = order.counts.nonzero()[0]
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
         samples = ends == self.num_tokens[slots]
@@ -248,7 +249,7 @@ class SlotTable:
             return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
         lacking = np.where(self.live, needed - self.num_blocks, 0)
-        growing = np.flatnonzero(lacking)
+        growing = lacking.nonzero()[0]
         return self.hand_out(growing, lacking[growing], ids)
 
     def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
@@ -275,9 +276,9 @@ class SlotTable:
         require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
         self._require_blocks(ids, "new_block_ids", nulls=bool(self._limits.layout.windows))
         per_slot = gains * self.num_groups
-        slots = np.repeat(growing, per_slot)
-        firsts = np.cumsum(per_slot) - per_slot  # index into `ids` of each slot's first block
-        within = np.arange(wanted) - np.repeat(firsts, per_slot)
+        slots = growing.repeat(per_slot)
+        firsts = per_slot.cumsum() - per_slot  # index into `ids` of each slot's first block
+        within = np.arange(wanted) - firsts.repeat(per_slot)
         if self.num_groups == 1:
             places = self.num_blocks[slots] + within
         else:

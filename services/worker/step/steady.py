@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.step.slots import NO_BLOCKS, NewBlocks, Rows, SlotTable
+from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Rows, SlotTable
 from services.worker.step.step_inputs import NUMBERS, StepInputs
 from shared import columns
 from shared.columns import I32
@@ -68,7 +68,7 @@ class _Run:
         mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, columns.u32(plan.new_block_ids)
         seq_lens, num_blocks, begins_blocks = last.seq_lens + 1, last.num_blocks, False
         if self._num_followed == self._next_growth or len(ids):
-            growing = np.flatnonzero(self._room == self._num_followed)
+            growing = (self._room == self._num_followed).nonzero()[0]
             slots, places = last.slots[growing], (last.seq_lens[growing] // table.block_size).astype(np.intp)
             found = table.grow(plan, slots, places)
             if found is None:
@@ -100,5 +100,6 @@ class _Run:
             number=next(NUMBERS),
             follows=last.number,
             begins_blocks=begins_blocks,
+            ended_slots=NO_SLOTS,
         )
         return self.last, new_blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,12 @@ from services.worker.spec_decode.trees.tree_rows import TreeRows
 from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
+from shared.step_value import step_value
 
 NUMBERS = itertools.count(1)  # of steps, in this process
 
 
-@dataclass(frozen=True, slots=True)
+@step_value
 class StepInputs:
     """Tokens of all rows one after the other, rows in slot order."""
 
@@ -90,7 +91,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         draft_counts[np.searchsorted(step.slots, drafts.slots)] = drafts.counts
         _fill_drafts(token_ids, drafts, draft_counts, query_start)
     fed_rows = _fill_given(token_ids, step, table, query_start, draft_counts)
-    samples = np.flatnonzero(step.samples)
+    samples = step.samples.nonzero()[0]
     sampling_tokens, sampling_slots = query_start[samples + 1] - 1, step.slots[samples]
     rows, tree_mask = None, None
     if drafts is not None:
@@ -175,8 +176,8 @@ def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
     """Copies tokens that came with admissions; returns the rows whose one known token is fed on the device."""
     given = step.starts < table.num_given_tokens[step.slots]
-    for row in np.flatnonzero(given).tolist():
+    for row in given.nonzero()[0].tolist():
         start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])
         first = int(query_start[row])
         token_ids[first : first + count] = table.given_tokens[step.slots[row]][start : start + count]
-    return np.flatnonzero(~given)
+    return (~given).nonzero()[0]

@@ -1,11 +1,19 @@
-"""What a steady decoding step costs beside the model and the choice: python -m tests.services.worker.bench_step 256"""
+"""What a steady decoding step costs beside the model and the choice: python -m tests.services.worker.bench_step 256
+
+With --bytecodes in the interpreter's instructions, which are the same on a busy machine; time does not follow from
+them alone, for an instruction may call numpy.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,26 +26,43 @@ from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
 
 NUM_STEPS = 300
+WARMUP = 20
 PROMPT = list(range(16))
 
 
-def measure(replica: Replica, wire: bytes) -> tuple[float, ...]:
-    """Seconds for decoding the plan, launch, result, record."""
-    marks = [time.perf_counter()]
+class Bytecodes:
+    """Counts those of the functions that are called while it traces."""
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def read(self) -> float:
+        return self._num
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            self._num += 1
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.trace
+
+
+def measure(replica: Replica, wire: bytes, read: Callable[[], float]) -> tuple[float, ...]:
+    """By `read`, for decoding the plan, launch, result, record."""
+    marks = [read()]
     plan = pb.StepPlan.FromString(wire)
-    marks.append(time.perf_counter())
+    marks.append(read())
     flight = replica.launch(plan)
-    marks.append(time.perf_counter())
+    marks.append(read())
     outcome = flight.launch.wait()
     flight.result(outcome, wait_us=0).SerializeToString()
-    marks.append(time.perf_counter())
+    marks.append(read())
     replica.record(flight, outcome)
-    marks.append(time.perf_counter())
+    marks.append(read())
     return tuple(np.diff(marks))
 
 
 @torch.inference_mode()
-def main(num_seqs: int) -> None:
+def main(num_seqs: int, *, bytecodes: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         num_blocks, most = 40 * num_seqs, 16 * num_seqs
         made = checkpoints.make("qwen3-tied", Path(folder), max_position_embeddings=1024)
@@ -47,11 +72,23 @@ def main(num_seqs: int) -> None:
     paper = PaperScheduler(16, num_blocks)
     plans = [paper.plan([New(slot, PROMPT) for slot in range(num_seqs)], dict.fromkeys(range(num_seqs), 16))]
     plans += [paper.plan() for _ in range(NUM_STEPS)]
-    spans = np.array([measure(rig.replica, plan.SerializeToString()) for plan in plans][20:])
-    decode, launch, result, record = np.median(spans, axis=0) * 1e6
-    print(f"{num_seqs} sequences: {np.median(spans.sum(axis=1)) * 1e6:.0f} µs a step (medians of {len(spans)} steps):")
+    read: Callable[[], float] = lambda: time.perf_counter() * 1e6  # noqa: E731
+    if bytecodes:
+        counter = Bytecodes()
+        read = counter.read
+        sys.settrace(counter.trace)
+    spans = np.array([measure(rig.replica, plan.SerializeToString(), read) for plan in plans])[WARMUP:]
+    sys.settrace(None)
+    middle, unit = (np.mean, "bytecodes") if bytecodes else (np.median, "µs")
+    decode, launch, result, record = middle(spans, axis=0)
+    of_step, name = middle(spans.sum(axis=1)), middle.__name__
+    print(f"{num_seqs} sequences: {of_step:.0f} {unit} a step ({name}s of {len(spans)} steps):")
     print(f"  decode plan {decode:.0f}, slots + inputs + upload {launch:.0f}, result {result:.0f}, record {record:.0f}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("num_seqs", type=int)
+    parser.add_argument("--bytecodes", action="store_true")
+    arguments = parser.parse_args()
+    main(arguments.num_seqs, bytecodes=arguments.bytecodes)

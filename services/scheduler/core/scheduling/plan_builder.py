@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from operator import itemgetter
 from types import MappingProxyType
 
@@ -13,12 +13,13 @@ import numpy.typing as npt
 from services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
 from services.scheduler.core.running import Running, Slots
 from services.scheduler.core.scheduling.budget import TokenBudget
+from shared.step_value import step_value
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(slots=True)  # nobody changes one; to freeze it would cost each step half a microsecond
+@step_value
 class Flight:
     """A step under way: the slots that sample in it, ascending, and whose they were when it was planned."""
 
