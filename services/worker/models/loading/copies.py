@@ -49,7 +49,8 @@ class Copies:
         else:
             while len(self._waiting) >= MOST_WAITING:
                 self._waiting.popleft().result()
-            self._waiting.append(self._pool.submit(self._copy, tensor, destination))
+            ahead = torch.cuda.current_stream(destination.device) if destination.is_cuda else None
+            self._waiting.append(self._pool.submit(self._copy, tensor, destination, ahead))
         self._say()
 
     def settle(self) -> None:
@@ -69,29 +70,30 @@ class Copies:
             self._said, gib = now, self._num_bytes / (1 << 30)
             log.info("weights", loaded_gib=round(gib, 1), gib_per_s=round(gib / (now - self._begun), 1))
 
-    def _copy(self, tensor: Tensor, destination: Tensor) -> None:
+    def _copy(self, tensor: Tensor, destination: Tensor, ahead: torch.cuda.Stream | None) -> None:
         with torch.inference_mode(self._inference):
-            if destination.device.type != "cuda":
+            if ahead is None:
                 destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
                 self._own.staging = Staging(destination.device)
                 self._streams.append(self._own.staging.stream)
-            self._own.staging.copy(tensor, destination)
+            self._own.staging.copy(tensor, destination, ahead)
 
 
 class Staging:
     """A thread's."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream, self._main = torch.cuda.Stream(device), torch.cuda.default_stream(device)
+        self.stream = torch.cuda.Stream(device)
         self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._taken = [torch.cuda.Event(), torch.cuda.Event()]
         self._turn = 0
 
-    def copy(self, tensor: Tensor, destination: Tensor) -> None:
+    def copy(self, tensor: Tensor, destination: Tensor, ahead: torch.cuda.Stream) -> None:
+        """Behind what is `ahead`: kernels that may still read what was in this memory before."""
         with torch.cuda.stream(self.stream):
-            self.stream.wait_stream(self._main)  # whose kernels may still read what was in this memory before
+            self.stream.wait_stream(ahead)
             alike = tensor.dtype == destination.dtype and tensor.shape == destination.shape
             if not alike or not tensor.is_contiguous() or not destination.is_contiguous():
                 destination.copy_(tensor)
