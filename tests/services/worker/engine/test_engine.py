@@ -369,6 +369,9 @@ class StagingReplica(PaperReplica):
         super().__init__()
         self.begun, self.done = threading.Event(), threading.Event()
 
+    def interrupt(self, order: pb.DeviceOrder) -> None:
+        self._note(f"heard of {order.WhichOneof('order')}")
+
     def obey_beside_steps(self, order: pb.DeviceOrder) -> None:
         assert order.HasField("stage_weights")
         self.begun.set()
