@@ -15,7 +15,7 @@ MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}
 def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> Offer:
     """An empty list of tools is none."""
     kind = "auto" if choice is None else choice.get("type")
-    if kind not in MODES:
+    if not isinstance(kind, str) or kind not in MODES:
         raise InvalidArgument(f"tool_choice.type must be one of {', '.join(MODES)}, got {kind!r}", field="tool_choice")
     name = str(choice.get("name") or "") if choice is not None and kind == "tool" else ""
     if kind == "tool" and not name:

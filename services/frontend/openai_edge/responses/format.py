@@ -17,6 +17,7 @@ from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
+from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.store import ResponseStore, Stored
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
@@ -219,5 +220,5 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Identit
         "error": None,
         "incomplete_details": None,
         "usage": None,
-        **asked,
+        **writable(asked),
     }

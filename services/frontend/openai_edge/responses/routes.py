@@ -24,6 +24,7 @@ from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, QUEUED, Identity, ResponseFormat, failed
 from services.frontend.openai_edge.responses.format import PREFIX as ID
+from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.requests import responses_request
 from services.frontend.openai_edge.responses.store import ResponseStore, Stored
 from services.frontend.openai_edge.responses.turns import Item, as_items
@@ -107,7 +108,7 @@ class ResponseRoutes:
     def _format(
         self, body: ResponsesBody, before: Sequence[Item], request: GeneratorRequest, tenant: str, identity: Identity
     ) -> ResponseFormat:
-        inputs = as_items(body.input)
+        inputs = writable(as_items(body.input))
         return ResponseFormat(
             body,
             request.sampling,
@@ -152,7 +153,7 @@ class ResponseRoutes:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
                 response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
-                inputs = as_items(kept.body.input)
+                inputs = writable(as_items(kept.body.input))
                 return Stored(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
         return self._store.get(response_id, tenant, field)
 

@@ -209,6 +209,8 @@ async def test_the_form_of_the_answer(talking_model: Path) -> None:
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0]: name must be a text"),
         ({"tool_choice": {"type": "any"}}, "when it is used, tools must be set"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type must be one of auto, any, tool, none, got 'maybe'"),
+        ({"tool_choice": {"type": {}}}, "tool_choice.type must be one of auto, any, tool, none, got {}"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type must be one of auto, any, tool, none, got []"),
         ({"extra_body": {"temprature": 1}}, "temprature: unknown field"),
         ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
         ({"extra_body": {"context_management": {"edits": []}}}, "context_management is not offered by this server"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,25 @@ async def test_nothing_is_stored_where_there_is_no_room(talking_model: Path) -> 
             await client.responses.retrieve(reply.id)
         with pytest.raises(openai.BadRequestError, match="stores no responses"):
             await client.responses.create(**asked(previous_response_id=reply.id))
+
+
+async def test_whole_numbers_of_any_size_come_back_as_json_has_them(talking_model: Path) -> None:
+    """In what is said again and in what is stored: JSON bounds no number, and what writes it here does."""
+    limits = {"minimum": -(10**400), "maximum": 2**64, "default": 2**64 - 1}
+    parameters = {"type": "object", "properties": {"n": {"type": "integer", **limits}}}
+    tools = [{"type": "function", "name": "count", "parameters": parameters}]
+    said: Any = [
+        {"type": "message", "role": "user", "content": "Count.", "status": "completed", "id": "m", "n": 10**30}
+    ]
+    async with talking(talking_model, "One.") as (_, client, _script):
+        reply = await client.responses.create(**asked(tools=tools))
+        (found,) = reply.tools
+        counted = await client.responses.create(**asked(input=said))
+        items = await client.responses.input_items.list(counted.id)
+        again = await client.responses.create(**asked(previous_response_id=reply.id))
+    assert (again.output_text, items.data[0].n) == ("One.", 1e30)  # type: ignore[union-attr]
+    of_n: Any = found.parameters["properties"]["n"]  # type: ignore[index]
+    assert (of_n["minimum"], of_n["maximum"], of_n["default"]) == (-sys.float_info.max, 2.0**64, 2**64 - 1)
 
 
 def test_the_least_recently_used_response_gives_way() -> None:
