@@ -274,6 +274,7 @@ def test_a_worker_that_is_killed_ends_on_the_version_of_the_others(client: Clien
             break
     until(lambda: is_updated(client, "step-2", "second"))
     until(lambda: list(versions(client).values()) == ["second", "second"])
+    assert {answer.weight_version for answer in client.generate([PROMPT] * 4, GREEDY)} == {"second"}
 
 
 @pytest.mark.slow

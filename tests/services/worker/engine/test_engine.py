@@ -471,6 +471,7 @@ async def test_occupancy_is_published_when_the_engine_is_idle(start: Start, repl
     submit(engine, inbox, 1)
     await inbox.next()
     await eventually(lambda: engine.occupancy.num_live == 3)
+    assert engine.occupancy.num_live == 3
 
 
 async def test_what_goes_wrong_while_building_is_told() -> None:
