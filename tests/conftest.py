@@ -15,7 +15,9 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as httpx_transports
 
+from quire.cluster import process
 from tests import sweeps
+from tests.preloaded.process import Zygotes
 
 PATIENCE_S = 60.0  # of a call that names none: the client's own 5 s pass where a busy machine stands still
 
@@ -63,3 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps.mark_the_rest(items)
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    process.launch = Zygotes().start  # what files of tests set when they are imported is set

@@ -24,6 +24,8 @@ OF_A_LINE = {"time", "level", "service", "logger", "message", "role"}
 
 Report = Callable[[str], None]
 
+launch: Callable[..., subprocess.Popen[str]] = subprocess.Popen  # how processes begin
+
 
 class ServiceProcess:
     """Its stdin is a pipe that this process holds: when we die, however we die, the child sees the end and leaves."""
@@ -54,8 +56,8 @@ class ServiceProcess:
 
     def start(self) -> None:
         own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
-        environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
-        process = subprocess.Popen(
+        environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": python_path()}
+        process = launch(
             self.spec.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # that somebody reads
@@ -152,7 +154,7 @@ def announced(line: str, role: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words[2:])
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Children find this very copy of Quire, installed or not."""
     return os.pathsep.join(
         dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])

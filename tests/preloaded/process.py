@@ -1,0 +1,124 @@
+"""What subprocess.Popen is for quire.cluster, forked from a zygote where it can be."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from quire.cluster.process import ROOT, python_path
+from shared.process import allocator
+from tests.preloaded.zygote import LENGTH, MODULES, STATUS
+
+# The last two are set by libraries that some tests import.
+OF_ONE_START = ("QUIRE_", "PYTEST_", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
+POLL_S = 0.05
+
+
+class Zygotes:
+    """Of this process: one a role, made when the first is wanted. They end with it, and have the environment of the
+    moment at which this object is made."""
+
+    def __init__(self) -> None:
+        everybodys = lasting(os.environ) | {"PYTHONPATH": python_path()}
+        self._environments = {role: everybodys | allocator.environment(role, os.environ) for role in MODULES}
+        self._lock = threading.Lock()
+        self._asking: dict[str, socket.socket] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        atexit.register(self._end)
+
+    def start(self, args: Sequence[str], *, env: Mapping[str, str], stderr: IO[Any] | None, **options: Any) -> Any:
+        """As subprocess.Popen(...), which it is for all but services that have this environment."""
+        role = args[3] if list(args[1:3]) == ["-m", "quire"] else ""
+        if self._environments.get(role) != lasting(env):
+            return subprocess.Popen(args, env=env, stderr=stderr, **options)
+        (stdin, to_it), (from_it, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
+        errors = 2 if stderr is None else stderr.fileno()
+        pid = self._fork(role, args, env, [stdin, stdout, errors, tell])
+        for theirs in (stdin, stdout, tell):
+            os.close(theirs)
+        return Forked(args, pid, told, os.fdopen(to_it, "w"), os.fdopen(from_it, errors=options["errors"]))
+
+    def _fork(self, role: str, command: Sequence[str], environment: Mapping[str, str], files: list[int]) -> int:
+        """Its process id."""
+        asked = {"command": command, "environment": dict(environment), "folder": os.getcwd()}
+        content = json.dumps(asked).encode()
+        with self._lock:
+            self._begin()
+            asking = self._asking[role]
+            socket.send_fds(asking, [LENGTH.pack(len(content))], files)
+            asking.sendall(content)
+            answer = asking.recv(STATUS.size)
+        if not answer:
+            raise RuntimeError(f"the process that each {role} is forked from has ended")
+        return int(STATUS.unpack(answer)[0])
+
+    def _begin(self) -> None:
+        """All of them at once: each takes its time, and whoever wants one will want the others."""
+        for role in self._environments.keys() - self._asking.keys():
+            self._asking[role], other = socket.socketpair()
+            with other:
+                command = [sys.executable, "-m", "tests.preloaded.zygote", str(other.fileno()), role]
+                options: Any = {"env": self._environments[role], "pass_fds": [other.fileno()]}
+                self._processes.append(subprocess.Popen(command, **options, cwd=ROOT, start_new_session=True))
+
+    def _end(self) -> None:
+        for asking in self._asking.values():
+            asking.close()
+        for process in self._processes:
+            process.wait()
+
+
+def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what differs from one start to the next and no import reads."""
+    return {name: value for name, value in environment.items() if not name.startswith(OF_ONE_START)}
+
+
+class Forked:
+    """As much of a subprocess.Popen as quire.cluster needs."""
+
+    def __init__(self, args: Sequence[str], pid: int, status: int, stdin: IO[str], stdout: IO[str]) -> None:
+        self.args, self.pid, self.stdin, self.stdout = args, pid, stdin, stdout
+        self.returncode: int | None = None
+        self._status, self._lock = status, threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        ends_s = None if timeout is None else time.monotonic() + timeout
+        while (status := self._look(POLL_S)) is None:
+            if ends_s is not None and time.monotonic() >= ends_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, patience_s: float) -> int | None:
+        with self._lock:
+            if self.returncode is None and self._is_told(patience_s):
+                told = os.read(self._status, STATUS.size)
+                os.close(self._status)
+                self.returncode = STATUS.unpack(told)[0]
+            return self.returncode
+
+    def _is_told(self, patience_s: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._status, select.POLLIN)
+        return bool(waiting.poll(1000 * patience_s))

@@ -1,0 +1,101 @@
+"""python -m tests.preloaded.zygote FD ROLE: becomes, in a fork of its own, each command that it is sent."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+MODULES = {
+    "frontend": ("services.frontend.main",),
+    "scheduler": ("services.scheduler.main",),
+    "worker": ("services.worker.main", "services.worker.service"),
+}
+LENGTH = struct.Struct("!I")
+STATUS = struct.Struct("!i")
+NUM_FILES = 4  # standard input, output, errors, and where the exit status goes
+
+
+class Zygote:
+    """One thread, so that a fork is whole."""
+
+    def __init__(self, asking: socket.socket) -> None:
+        self._asking = asking
+        self._told: dict[int, int] = {}  # by process: where its exit status goes
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> list[str]:
+        """Returns in each process that is to become something, with its command; ends when nobody can ask any more."""
+        while True:
+            readable = select.select([self._asking.fileno(), self._woken], [], [])[0]
+            if self._woken in readable:
+                os.read(self._woken, 4096)
+                self._bury()
+            if self._asking.fileno() in readable:
+                header, files, _, _ = socket.recv_fds(self._asking, LENGTH.size, NUM_FILES)
+                if not header:
+                    os._exit(0)
+                asked = json.loads(self._received(LENGTH.unpack(header)[0]))
+                pid = os.fork()
+                if pid == 0:
+                    self._become(asked, files)
+                    return list(asked["command"])
+                self._told[pid] = files.pop()
+                for file in files:
+                    os.close(file)
+                self._asking.sendall(STATUS.pack(pid))
+
+    def _received(self, size: int) -> bytes:
+        parts = b""
+        while len(parts) < size:
+            parts += self._asking.recv(size - len(parts))
+        return parts
+
+    def _bury(self) -> None:
+        while self._told:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            told = self._told.pop(pid)
+            os.write(told, STATUS.pack(os.waitstatus_to_exitcode(status)))
+            os.close(told)
+
+    def _become(self, asked: dict[str, Any], files: list[int]) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        self._asking.close()
+        os.close(self._woken)
+        for told in self._told.values():
+            os.close(told)
+        for number, file in enumerate(files):
+            if number < NUM_FILES - 1:
+                os.dup2(file, number)
+            os.close(file)
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+
+
+def main() -> None:
+    asking = socket.socket(fileno=int(sys.argv[1]))
+    for name in ("quire.cli.main", "quire.cli.services", *MODULES[sys.argv[2]]):
+        importlib.import_module(name)
+    gc.freeze()
+    sys.argv = Zygote(asking).serve()[2:]
+    runpy.run_module("quire", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
