@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import Unavailable
 from shared.pb.admin.v1 import admin_pb2
-from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
 from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
 from tests.chaos.test_workers import pid
+from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.test_weights import folder_of, shake
 from tests.e2e.operations.test_weights_group import patiently
 from tests.waiting import until
@@ -28,24 +30,32 @@ LONGER_THAN_THE_TEST_S = 540.0
 SENT = 3  # tensors
 
 
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """With the usual heartbeats: workers of a busy machine say nothing for a second while they import what a group
+    needs, and one that is given up joins none."""
+    with running_cluster(workers=2, worker=WORKER, frontend=FRONTEND) as running:
+        yield running
+
+
 def num_ready(client: Client) -> int:
     """Workers."""
     return sum(one.role == admin_pb2.ROLE_WORKER and one.state == admin_pb2.STATE_READY for one in client.status())
 
 
-def test_a_worker_is_killed_while_it_receives(two_workers: Cluster, tmp_path: Path) -> None:
+def test_a_worker_is_killed_while_it_receives(cluster: Cluster, tmp_path: Path) -> None:
     """The trainer goes on to hold its group open, as one does that does not look; asked again it is done."""
     folder_of(tmp_path / "step-1", shake(1))
     tensors = load_file(next((tmp_path / "step-1").glob("*.safetensors")))
-    victim = two_workers.process("worker-1")
-    with Client(two_workers.grpc_address) as client:
+    victim = cluster.process("worker-1")
+    with Client(cluster.grpc_address) as client:
         (before,) = client.generate(PROMPT, SHORT)
         group = patiently(lambda: WeightsUpdateGroup(client, backend="gloo", timeout_s=LONGER_THAN_THE_TEST_S))
         send, sent = WeightsUpdateGroup._send, []
 
         def kill_in_the_middle(tensor: Any, asked: Any) -> bool:
             if len(sent) == SENT:
-                os.kill(pid(two_workers, "worker-1"), signal.SIGKILL)
+                os.kill(pid(cluster, "worker-1"), signal.SIGKILL)
                 group._await(lambda: False, asked)  # until the update has ended
             sent.append(send(group, tensor, asked))
             return sent[-1]
@@ -65,4 +75,4 @@ def test_a_worker_is_killed_while_it_receives(two_workers: Cluster, tmp_path: Pa
         for _ in range(2):  # on either worker
             (after,) = client.generate(PROMPT, SHORT)
             assert (after.weight_version, after.outputs[0].token_ids) == ("one", wanted)
-    leaves_nothing_behind(two_workers)
+    leaves_nothing_behind(cluster)
