@@ -6,7 +6,9 @@ import atexit
 import functools
 import gc
 import logging
+import multiprocessing
 import os
+import sys
 from collections.abc import Generator
 
 import httpx
@@ -68,4 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    process.launch = Zygotes().start  # what files of tests set when they are imported is set
+    """Services and ranks begin with what they import in memory; what files of tests set at their import is set by now."""
+    process.launch = Zygotes().start
+    if ranks := sys.modules.get("services.worker.ranks.processes"):
+        ranks.START_METHOD = "forkserver"  # type: ignore[attr-defined]
+        multiprocessing.set_forkserver_preload(["services.worker.service"])

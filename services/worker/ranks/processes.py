@@ -22,6 +22,8 @@ from services.worker.ranks.wire import Reply
 # and goes on, nobody is taken for dead.
 MOST_SILENT_LOOKS = 4
 
+START_METHOD = "spawn"  # multiprocessing's; neither threads nor CUDA survive a fork
+
 
 class Rank(Protocol):
     """Another rank, as rank 0 sees it."""
@@ -100,7 +102,7 @@ class RankProcesses:
         if not seats:
             return
         self._ring = ring = Ring(len(seats))
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         for place, seat in enumerate(seats):
             ours, theirs = context.Pipe()
             arguments = (Lines(ring.reader(place), theirs), seat, build)
