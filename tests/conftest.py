@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Services and ranks begin with what they import in memory; what files of tests set at their import is set by now."""
+    """Services and ranks begin with what they import in memory; what files of tests set at import is set by now."""
     process.launch = Zygotes().start
     if ranks := sys.modules.get("services.worker.ranks.processes"):
         ranks.START_METHOD = "forkserver"  # type: ignore[attr-defined]
