@@ -48,6 +48,7 @@ FUNCTIONS = (
     "state_space_scan",
     "silu_mul",
     "sample",
+    "best_of_part",
     "mask_logits",
     "log_softmax",
 )
@@ -96,6 +97,7 @@ class Ops:
     state_space_scan: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
+    best_of_part: Callable[..., Tensor]
     mask_logits: Callable[..., None]
     log_softmax: Callable[[Tensor], Tensor]
     sources: dict[str, str]  # function -> package it came from

@@ -22,6 +22,7 @@ from kernels.reference.recurrent.state_space_scan import state_space_scan
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling.log_softmax import log_softmax
 from kernels.reference.sampling.noise import gumbel_noise
+from kernels.reference.sampling.part_sampling import best_of_part
 from kernels.reference.sampling.sampling import sample
 from kernels.reference.sampling.token_mask import mask_logits
 
@@ -33,6 +34,7 @@ def unavailable() -> str | None:
 __all__ = [
     "add_low_rank",
     "add_rms_norm",
+    "best_of_part",
     "embed",
     "embed_low_rank",
     "experts",

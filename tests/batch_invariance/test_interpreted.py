@@ -68,7 +68,7 @@ def with_graphs(rig: Rig) -> Rig:
     graphs = DecodeGraphs(
         RecordedModel(
             forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
-            choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
+            choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
             edges=PlainEdges(),
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=0,

@@ -13,15 +13,17 @@ PART = 128  # words a program
 BITS = 32
 
 
-@triton.jit(do_not_specialize=["num_words"])
+@triton.jit(do_not_specialize=["num_words", "first", "first_word"])
 def _mask_logits(
     logits_ptr,
     rows_ptr,
     masks_ptr,
     places_ptr,
-    vocab_size,
+    size,
     row_stride,
     num_words,
+    first,
+    first_word,
     PART: tl.constexpr,
     BITS: tl.constexpr,
 ):
@@ -32,21 +34,30 @@ def _mask_logits(
     place = index.to(tl.int64)
     if places_ptr is not None:
         place = tl.load(places_ptr + index)
-    at = part * PART + tl.arange(0, PART)
+    at = first_word + part * PART + tl.arange(0, PART)
     words = tl.load(masks_ptr + place * num_words + at, mask=at < num_words, other=-1)
     bits = tl.arange(0, BITS)
     banned = ((words[:, None] >> bits[None, :]) & 1) == 0
-    tokens = at[:, None] * BITS + bits[None, :]
+    tokens = at[:, None] * BITS + bits[None, :] - first
     banned_logits = tl.full([PART, BITS], float("-inf"), logits_ptr.dtype.element_ty)
-    tl.store(logits_ptr + row * row_stride + tokens, banned_logits, mask=banned & (tokens < vocab_size))
+    tl.store(logits_ptr + row * row_stride + tokens, banned_logits, mask=banned & (tokens >= 0) & (tokens < size))
 
 
 def mask_logits(
-    logits: torch.Tensor, rows: torch.Tensor | None, masks: torch.Tensor, places: torch.Tensor | None = None
+    logits: torch.Tensor,
+    rows: torch.Tensor | None,
+    masks: torch.Tensor,
+    places: torch.Tensor | None = None,
+    first: int = 0,
 ) -> None:
-    vocab_size, num_words = logits.size(1), masks.size(1)
+    size, num_words = logits.size(1), masks.size(1)
+    first_word = first // BITS
     assert logits.stride(1) == 1
     assert masks.is_contiguous()
-    assert num_words == -(-vocab_size // BITS)
-    grid = (triton.cdiv(num_words, PART), masks.size(0) if places is None else places.size(0))
-    _mask_logits[grid](logits, rows, masks, places, vocab_size, logits.stride(0), num_words, PART=PART, BITS=BITS)
+    read = min(triton.cdiv(first + size, BITS), num_words) - first_word
+    if read <= 0:
+        return
+    grid = (triton.cdiv(read, PART), masks.size(0) if places is None else places.size(0))
+    _mask_logits[grid](
+        logits, rows, masks, places, size, logits.stride(0), num_words, first, first_word, PART=PART, BITS=BITS
+    )

@@ -17,6 +17,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.sampling import logits_processors
 from services.worker.sampling.sampler import Sampler
+from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from shared.errors import InvalidArgument
@@ -60,6 +61,7 @@ def _sampler(
         grammars=grammars,
         batch_invariant=settings.batch_invariant,
         processors=logits_processors.installed(),
+        vocabulary=open_vocabulary(place.shard, config.vocab_size, place.ops),
     )
 
 

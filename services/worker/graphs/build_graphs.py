@@ -81,7 +81,7 @@ class GraphMaker:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
         tools = self._new_tools(self._place)
-        model = self._recorded(runner.caches, limits, tools)
+        model = self._recorded(runner, limits, tools)
         graphs = DecodeGraphs(
             model,
             runner.slot_memory,
@@ -104,7 +104,7 @@ class GraphMaker:
     def _record_samples(self, runner: ModelRunner, limits: Limits, tools: Tools, most: int) -> SampleGraphs:
         graphs = SampleGraphs(
             self._logits,
-            PlainChoice(self._place.ops, limits.max_num_seqs, self._place.device),
+            PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, self._place.device),
             runner.slot_memory,
             graph_sizes(limits.max_num_seqs),
             hidden=torch.zeros(
@@ -160,9 +160,10 @@ class GraphMaker:
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
-    def _recorded(self, caches: list[LayerCache], limits: Limits, tools: Tools) -> RecordedModel:
+    def _recorded(self, runner: ModelRunner, limits: Limits, tools: Tools) -> RecordedModel:
         if not self._place.stage.is_whole:
-            return self._recorded_stage(caches, limits, tools)
+            return self._recorded_stage(runner.caches, limits, tools)
+        caches = runner.caches
 
         def logits(batch: ForwardBatch) -> Tensor:
             if self._single_row is not None and batch.token_ids.size(0) == 1:
@@ -172,7 +173,7 @@ class GraphMaker:
         most_rows = max(limits.max_num_seqs, *ROWS) if self._chunks else limits.max_num_seqs
         return RecordedModel(
             forward=logits,
-            choice=PlainChoice(self._place.ops, most_rows, self._place.device),
+            choice=PlainChoice(runner.sampler.vocabulary, most_rows, self._place.device),
             edges=tools.edges,
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,

@@ -98,7 +98,8 @@ class PromptLogprobs:
         self, vocab_size: int, settings: Logprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
     ) -> None:
         """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
-        processed and raw ones are the same. `logits_of`: the model's output head, of hidden states and their slots."""
+        processed and raw ones are the same. `logits_of`: the model's output head, of hidden states and their slots, for
+        the tokens of the settings' vocabulary."""
         self._vocab_size = vocab_size
         self._settings = settings
         self._device = device
@@ -179,10 +180,10 @@ class PromptLogprobs:
         values = self._settings.mode.values(logits)
         targets = upload(rows.targets[piece], self._device, np.int64).unsqueeze(1)
         most = int(rows.counts.max())
-        others = self._settings.mode.most_likely(values, min(most, values.size(1)))
+        others = self._settings.mode.most_likely(values, most)
         if rows.names is not None:
             others = named_or_best(upload(rows.names[piece], self._device, np.int64), others)
-        return entries(values, targets, others, rows.counts[piece])
+        return entries(self._settings.mode.vocabulary, values, targets, others, rows.counts[piece])
 
 
 def _named(named: list[I32], at: Rows | I32) -> I32:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
     from services.worker.lora.vocabulary_adapters import EmbeddingAdapters
 
+NO_TOKEN = float("-inf")
+
 
 class Embedding:
     """A row for each token id."""
@@ -97,15 +99,23 @@ class OutputHead(Linear):
         return adapters.of_head(shape, self._product)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size], on all ranks. `rows`: which have an adapter."""
+        """[num_rows, hidden_size] -> [num_rows, this rank's tokens]. `rows`: which have an adapter."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
-        return self.of_all_ranks(logits)
+        return logits
+
+    def padded(self, logits: Tensor) -> Tensor:
+        """As many columns as other ranks have: tokens that nobody can choose."""
+        if not self._missing:
+            return logits
+        from torch.nn import functional
+
+        return functional.pad(logits, (0, self._missing), value=NO_TOKEN)
 
     def of_all_ranks(self, logits: Tensor) -> Tensor:
-        """Of the vocabulary, from what each rank has."""
-        return _gathered(logits, self._shard, self._vocab_size, self._missing)
+        """[num_rows, vocab_size], from what is padded of each rank."""
+        return _gathered(logits, self._shard, self._vocab_size)
 
 
 class TiedOutputHead:
@@ -138,24 +148,26 @@ class TiedOutputHead:
         return self._ops.linear(x, self.packed)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """As OutputHead's."""
+        """As OutputHead's, with the columns that padded() fills."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
-        return self.of_all_ranks(logits)
+        return logits
+
+    def padded(self, logits: Tensor) -> Tensor:
+        """As OutputHead's; in place."""
+        count = len(self._embedding.rows)
+        if count < logits.size(1):
+            logits[:, count:] = NO_TOKEN
+        return logits
 
     def of_all_ranks(self, logits: Tensor) -> Tensor:
-        """Of the vocabulary, from what each rank has."""
+        """As OutputHead's."""
         return _gathered(logits, self._shard, self._embedding.vocab_size)
 
 
-def _gathered(logits: Tensor, shard: Shard, vocab_size: int, missing: int = 0) -> Tensor:
-    """Those of all ranks, from each one's; this rank has `missing` fewer than the first."""
+def _gathered(logits: Tensor, shard: Shard, vocab_size: int) -> Tensor:
     if shard.is_whole:
         return logits
-    if missing:
-        from torch.nn import functional
-
-        logits = functional.pad(logits, (0, missing))
     gathered = shard.collectives.side_by_side(logits)
     return gathered if gathered.size(1) == vocab_size else gathered[:, :vocab_size].contiguous()

@@ -40,6 +40,9 @@ class Collectives(Protocol):
     def side_by_side(self, x: Tensor) -> Tensor:
         """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
 
+    def gather(self, x: Tensor) -> Tensor:
+        """[size, *x.shape], in the order of ranks."""
+
     def least(self, value: int) -> int:
         """Of all ranks' values."""
 
@@ -67,6 +70,9 @@ class _Alone:
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0)
 
     def least(self, value: int) -> int:
         return value

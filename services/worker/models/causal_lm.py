@@ -278,12 +278,17 @@ class CausalLM(ABC):
         return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
-        """[num_samples, vocab_size] in the model's dtype; of `hidden` [num_samples, hidden_size or more]. `adapted`:
-        which rows have adapters that add to the output head, if there are such."""
+        """[num_samples, tokens of this rank] in the model's dtype; of `hidden` [num_samples, hidden_size or more].
+        Ranks have equally many columns, of which the last may be padding, -inf. `adapted`: which rows have adapters
+        that add to the output head, if there are such."""
         size = self.config.hidden_size
         logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
         cap = self.config.logit_cap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return self.head.padded(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
+
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        """[num_samples, vocab_size], on all ranks, without adapters."""
+        return self.head.of_all_ranks(self.logits(hidden))
 
 
 def head_layers(config: DecoderConfig) -> float:

@@ -201,8 +201,8 @@ class SingleRowProgram:
         return residual
 
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """[1, vocab_size] after a step of one token."""
+        """[1, tokens of this rank] after a step of one token, as CausalLM.logits()."""
         model = self._model
         residual = self.layers(model.embed(batch), batch, caches)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
-        return model.head.of_all_ranks(self._kernels.linear(residual, model.head, norm=model.norm))
+        return model.head.padded(self._kernels.linear(residual, model.head, norm=model.norm))

@@ -110,11 +110,11 @@ class Together:
         return beside.add_up_made(rows, cuts, make)
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        return self.gather(x.contiguous()).transpose(0, 1).reshape(x.size(0), -1)
+        return self.gather(x).transpose(0, 1).reshape(x.size(0), -1)
 
     def gather(self, x: Tensor) -> Tensor:
         parts = x.new_empty((self._size * x.size(0), *x.shape[1:]))
-        GATHER(parts, x, group=self._group)
+        GATHER(parts, x.contiguous(), group=self._group)
         return parts.view(self._size, *x.shape)
 
     def from_first(self, x: Tensor) -> None:

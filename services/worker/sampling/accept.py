@@ -26,7 +26,8 @@ def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
     without one."""
     if ready.choice.temperature is None:
         return ready.choose()
-    target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
+    # Before a choice, which may overwrite the logits.
+    target = ready.vocabulary.whole(ready.choice.filtered(ready.logits, slice(None)))
     chosen = ready.choose()
     following = upload(rows.following, chosen.device).long()
     drafts = following.clamp(min=0)

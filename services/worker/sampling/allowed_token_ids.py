@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 
@@ -15,16 +16,16 @@ from services.worker.step.slots import Rows
 class AllowedTokenIds:
     """A list of ids for each slot that is restricted."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._entries = SlotEntries(device)
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
 
     def admit(self, slot: int, admission: Admission) -> None:
         if not admission.sampling.allowed_token_ids:
             return
         ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))
         check_token_ids(ids, self._vocab_size, "allowed_token_ids")
-        self._entries.put(slot, ids, np.zeros(0, dtype=np.float32))
+        self._entries.put(slot, ids, np.zeros(len(ids), dtype=np.float32))
 
     def release(self, slot: int) -> None:
         self._entries.drop(slot)
@@ -41,7 +42,7 @@ class BoundAllowedTokenIds:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        allowed = (self._joined.rows, self._joined.token_ids)
+        allowed = (self._joined.rows, self._joined.places)
         kept = logits[allowed]
         logits.index_fill_(0, self._joined.active_rows, float("-inf"))
         logits[allowed] = kept

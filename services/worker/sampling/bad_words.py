@@ -11,6 +11,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.output_tails import BoundTails, OutputTails
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -22,8 +23,8 @@ ANY = -1  # in a prefix: matches every token
 class BadWords:
     """Words by slot."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_slots: int, part: VocabPart, device: torch.device) -> None:
+        self._part = part
         self._device = device
         self._words: dict[int, Sequence[I32]] = {}
         self._tails = OutputTails(num_slots, device)
@@ -32,7 +33,7 @@ class BadWords:
         words = [columns.i32(word) for word in admission.bad_word_token_ids if word]
         if not words:
             return
-        check_token_ids(np.concatenate(words), self._vocab_size, "bad_words")
+        check_token_ids(np.concatenate(words), self._part.vocab_size, "bad_words")
         output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :]
         self._tails.begin(slot, output, max(map(len, words)) - 1)
         self._words[slot] = words
@@ -47,27 +48,39 @@ class BadWords:
         if not active:
             return None
         rows = np.array(list(active))
-        return BoundBadWords(
-            active, BoundTails(self._tails, rows, slots[rows], self._device), self._tails.width, self._device
-        )
+        tails = BoundTails(self._tails, rows, slots[rows], self._device)
+        return BoundBadWords(active, tails, self._tails.width, self._part, device=self._device)
 
 
 class BoundBadWords:
-    """All words of the rows side by side."""
+    """All words of the rows whose last token is here, side by side."""
 
-    def __init__(self, active: dict[int, Sequence[I32]], tails: BoundTails, width: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        active: dict[int, Sequence[I32]],
+        tails: BoundTails,
+        width: int,
+        part: VocabPart,
+        *,
+        device: torch.device,
+    ) -> None:
         self._tails = tails
-        entries = [(index, row, word) for index, (row, words) in enumerate(active.items()) for word in words]
+        entries = [
+            (index, row, word)
+            for index, (row, words) in enumerate(active.items())
+            for word in words
+            if part.has(word[-1:]).all()
+        ]
         prefixes = np.full((len(entries), width), ANY, dtype=np.int32)
         for i, (_, _, word) in enumerate(entries):
             prefixes[i, width - (len(word) - 1) :] = word[:-1]
         self._tail_of, self._rows, self._last, self._prefixes = (
-            upload(values, device)
-            for values in (
-                [index for index, _, _ in entries],
-                [row for _, row, _ in entries],
-                [int(word[-1]) for _, _, word in entries],
-                prefixes,
+            upload(values, device, dtype)
+            for values, dtype in (
+                ([index for index, _, _ in entries], np.int64),
+                ([row for _, row, _ in entries], np.int64),
+                ([int(word[-1]) - part.first for _, _, word in entries], np.int64),
+                (prefixes, np.int32),
             )
         )
 

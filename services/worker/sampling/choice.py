@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels import Ops
-from kernels.reference.sampling.sampling import filtered
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
+from services.worker.sampling.vocabulary.columns import ChoiceColumns
+from services.worker.sampling.vocabulary.port import Vocabulary
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared.greedy import is_greedy
@@ -22,10 +22,8 @@ from shared.pb.common.v1 import sampling_pb2
 class Choice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
-    def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self.ops = ops
-        self.takes_16_bit = ops.sources["sample"] == "kernels.triton"  # logits; all others want float32
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
         self.top_k = np.zeros(num_slots, dtype=np.int32)
@@ -44,20 +42,23 @@ class Choice:
         self.min_p[slot] = 0.0 if greedy else sampling.min_p
         self.seed[slot] = sampling.seed
 
-    def bind(self, slots: Rows) -> BoundChoice:
-        return BoundChoice(self, slots)
+    def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:
+        """`vocabulary`: what the logits are of that it will see."""
+        return BoundChoice(self, slots, vocabulary)
 
 
 class BoundChoice:
     """The columns of some rows, on the device; None where no row uses one."""
 
-    def __init__(self, choice: Choice, slots: Rows) -> None:
-        self._sample = choice.ops.sample
+    def __init__(self, choice: Choice, slots: Rows, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._device = choice.device
-        self.temperature = self._column(choice.temperature[slots], unused=0)
-        self._top_k = self._column(choice.top_k[slots], unused=0)
-        self._top_p = self._column(choice.top_p[slots], unused=1)
-        self._min_p = self._column(choice.min_p[slots], unused=0)
+        self._columns = ChoiceColumns(
+            self._column(choice.temperature[slots], unused=0),
+            self._column(choice.top_k[slots], unused=0),
+            self._column(choice.top_p[slots], unused=1),
+            self._column(choice.min_p[slots], unused=0),
+        )
         self.seeds = upload(choice.seed[slots], self._device)
 
     def _column(self, values: npt.NDArray[Any], unused: float) -> Tensor | None:
@@ -66,24 +67,28 @@ class BoundChoice:
     def choose(self, logits: Tensor, positions: Positions, stream: int = 0) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen. `stream`: other noise than the tokens' own."""
         seeds = self.seeds + stream if stream else self.seeds
-        return self._sample(logits, self.temperature, self._top_k, self._top_p, self._min_p, seeds, positions.device)
+        return self._vocabulary.sample(logits, self._columns, seeds, positions.device)
+
+    @property
+    def temperature(self) -> Tensor | None:
+        """float32 [num_rows], 0 for greedy rows; None if all are."""
+        return self._columns.temperature
 
     def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
         """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""
-        columns = (self.temperature, self._top_k, self._top_p, self._min_p)
-        return filtered(logits[rows], *(None if column is None else column[rows] for column in columns))
+        return self._vocabulary.filtered(logits[rows], self._columns.of(rows))
 
     @property
     def is_plain(self) -> bool:
         """Nothing but temperature and seed."""
-        return self._top_k is None and self._top_p is None and self._min_p is None
+        return not self._columns.have_filters
 
 
 class PlainChoice:
     """The choice by temperature and seed alone, from memory that stays where it is: for CUDA graphs."""
 
-    def __init__(self, ops: Ops, most_rows: int, device: torch.device) -> None:
-        self._sample = ops.sample
+    def __init__(self, vocabulary: Vocabulary, most_rows: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
         self._temperature = torch.zeros(most_rows, dtype=torch.float32, device=device)
         self._seeds = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self._loaded: BoundChoice | None = None
@@ -100,7 +105,7 @@ class PlainChoice:
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""
         rows = logits.size(0)
-        return self._sample(logits, self._temperature[:rows], None, None, None, self._seeds[:rows], positions)
+        return self._vocabulary.sample(logits, ChoiceColumns(self._temperature[:rows]), self._seeds[:rows], positions)
 
 
 def _value(sampling: sampling_pb2.SamplingParams, field: str, default: float) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 
@@ -15,9 +16,9 @@ from services.worker.step.slots import Rows
 class LogitBias:
     """Token ids and their biases, for each slot that has some."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._entries = SlotEntries(device)
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
 
     def admit(self, slot: int, admission: Admission) -> None:
         bias = admission.sampling.logit_bias
@@ -42,7 +43,7 @@ class BoundLogitBias:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        logits.index_put_((self._joined.rows, self._joined.token_ids), self._joined.values, accumulate=True)
+        logits.index_put_((self._joined.rows, self._joined.places), self._joined.values, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
         """Tokens so far do not matter."""

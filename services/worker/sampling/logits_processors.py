@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.device.staging import upload
 from services.worker.sampling.component import Bound, Positions
+from services.worker.sampling.vocabulary.port import Vocabulary
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import inner_json, plugins
@@ -47,10 +50,14 @@ def installed() -> dict[str, Make]:
 class LogitsProcessors:
     """All installed ones as one feature, in the order of their names."""
 
-    def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
+    def __init__(self, processors: Mapping[str, LogitsProcessor], vocabulary: Vocabulary, device: torch.device) -> None:
         self._processors = dict(sorted(processors.items()))
+        self._vocabulary, self._device = vocabulary, device
+        self._slots: set[int] = set()  # that name any
 
     def admit(self, slot: int, admission: Admission) -> None:
+        if admission.sampling.logits_processors:
+            self._slots.add(slot)
         for name, written in sorted(admission.sampling.logits_processors.items()):
             processor = self._processors.get(name)
             if processor is None:
@@ -66,12 +73,22 @@ class LogitsProcessors:
                 raise InvalidArgument(f"{FIELD}: {name}: {type(error).__name__}: {error}", field=FIELD) from error
 
     def release(self, slot: int) -> None:
+        self._slots.discard(slot)
         for processor in self._processors.values():
             processor.release(slot)
 
-    def bind(self, slots: Rows) -> BoundProcessors | None:
-        bound = [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
-        return BoundProcessors(bound) if bound else None
+    def bind(self, slots: Rows) -> BoundProcessors | BoundToWholeRows | None:
+        if self._vocabulary.part.is_whole:
+            bound = self._bound(slots)
+            return BoundProcessors(bound) if bound else None
+        if self._slots.isdisjoint(slots.tolist()):
+            return None
+        rows = np.flatnonzero([slot in self._slots for slot in slots.tolist()])
+        bound = self._bound(slots[rows])
+        return BoundToWholeRows(BoundProcessors(bound), self._vocabulary, rows, self._device) if bound else None
+
+    def _bound(self, slots: Rows) -> list[Bound]:
+        return [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
 
 
 class BoundProcessors:
@@ -87,3 +104,19 @@ class BoundProcessors:
     def sampled(self, token_ids: Tensor) -> None:
         for one in self._bound:
             one.sampled(token_ids)
+
+
+class BoundToWholeRows:
+    """What they do to the logits of all tokens, of the rows that ask for them."""
+
+    def __init__(self, bound: BoundProcessors, vocabulary: Vocabulary, rows: Rows, device: torch.device) -> None:
+        self._bound, self._vocabulary = bound, vocabulary
+        self._host_rows, self._rows = rows, upload(rows, device)
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        whole = self._vocabulary.whole(logits[self._rows])
+        self._bound.apply(whole, positions.of(self._host_rows, self._rows))
+        logits[self._rows] = self._vocabulary.taken(whole)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        self._bound.sampled(token_ids[self._rows])

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import check_token_ids
 from services.worker.sampling.logprobs_mode import LogprobsMode
+from services.worker.sampling.vocabulary.port import Vocabulary
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -26,11 +27,9 @@ UNNAMED = -1
 class Logprobs:
     """How many entries each slot asked for, or which."""
 
-    def __init__(
-        self, num_slots: int, vocab_size: int, max_logprobs: int, device: torch.device, mode: LogprobsMode
-    ) -> None:
+    def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
         self.mode = mode
-        self._vocab_size = vocab_size
+        self._vocab_size = vocab_size = mode.vocabulary.part.vocab_size
         self._max_logprobs = vocab_size if max_logprobs == WHOLE_VOCABULARY else max_logprobs
         self._device = device
         self._wanted = np.full(num_slots, UNASKED, dtype=np.int32)
@@ -132,20 +131,19 @@ class BoundLogprobs:
         self._most = int(num_wanted.max())
 
     def put_beams(self, values: Tensor, logits: Tensor) -> None:
-        """Puts theirs in place, of the `logits` [num_rows, vocab_size] that their candidates come from."""
+        """Puts theirs in place, of the `logits` [num_rows, part.size] that their candidates come from."""
         if self._beams is not None:
-            values[self._beams] = self.mode.log_softmax(logits[self.rows[self._beams]])
+            values[self._beams] = self.mode.vocabulary.log_softmax(logits[self.rows[self._beams]])
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
-        """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
+        """`values` [num_asked, part.size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
         chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
-        return entries(values, chosen, self._others(values), self._num_wanted)
+        return entries(self.mode.vocabulary, values, chosen, self._others(values), self._num_wanted)
 
     def _others(self, values: Tensor) -> Tensor:
         """int64 [num_asked, most wanted]"""
-        if self._names is None:
-            return self.mode.most_likely(values, self._most)
-        return named_or_best(self._names, self.mode.most_likely(values, min(self._most, values.size(1))))
+        best = self.mode.most_likely(values, self._most)
+        return best if self._names is None else named_or_best(self._names, best)
 
 
 def named_or_best(names: Tensor, best: Tensor) -> Tensor:
@@ -155,13 +153,13 @@ def named_or_best(names: Tensor, best: Tensor) -> Tensor:
     return torch.where(names == UNNAMED, padded, names)
 
 
-def entries(values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
-    """`values` [n, vocab_size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
+def entries(vocabulary: Vocabulary, values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
+    """`values` [n, part.size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
     token_ids = torch.cat((chosen, others), dim=1)
-    found = values.gather(1, token_ids.clamp(min=0))
+    found = vocabulary.at(values, token_ids.clamp(min=0))
     return RowLogprobs(
         num_wanted=num_wanted,
         token_ids=token_ids.int(),
         logprobs=found,
-        ranks=(values >= found[:, :1]).sum(dim=1).int(),
+        ranks=vocabulary.num_at_least(values, found[:, :1]),
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.worker.sampling.component import Positions
 from services.worker.sampling.slot_entries import Joined, SlotEntries
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -16,9 +17,9 @@ from shared import columns
 class MinTokens:
     """Banned ids, each with the position from which on it is free, for each slot with a minimum."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._entries = SlotEntries(device)
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
 
     def admit(self, slot: int, admission: Admission) -> None:
         if not admission.sampling.min_tokens:
@@ -51,7 +52,7 @@ class BoundMinTokens:
             return
         early = positions.device[joined.rows] < joined.values
         bans = torch.zeros(early.shape, device=early.device).masked_fill_(early, float("-inf"))
-        logits.index_put_((joined.rows, joined.token_ids), bans, accumulate=True)
+        logits.index_put_((joined.rows, joined.places), bans, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
         """Positions say how many there are."""

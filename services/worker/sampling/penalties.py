@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -27,15 +28,16 @@ class Strength:
 
 
 class Penalties:
-    """A pool of rows over the vocabulary for the slots that are penalised; it grows with the most of them at a time."""
+    """A pool of rows over the tokens that are here for the slots that are penalised; it grows with the most of them at
+    a time."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self.part = part
         self._device = device
         self._slots: dict[int, Strength] = {}
         self._free: list[int] = []
-        self.output_counts: Tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        self.in_prompt: Tensor = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self.output_counts: Tensor = torch.zeros((0, part.size), dtype=torch.int32, device=device)
+        self.in_prompt: Tensor = torch.zeros((0, part.size), dtype=torch.bool, device=device)
 
     def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
@@ -61,8 +63,9 @@ class Penalties:
         return BoundPenalties(self, active, self._device) if active else None
 
     def _count(self, tokens: I32) -> Tensor:
-        """int32 [vocab_size] how often each token occurs."""
-        counts = np.bincount(tokens, minlength=self._vocab_size).astype(np.int32)
+        """int32 [part.size] how often each token occurs."""
+        here = tokens[self.part.has(tokens)] - self.part.first
+        counts = np.bincount(here, minlength=self.part.size).astype(np.int32)
         return upload(counts, self._device)
 
     def _take(self) -> int:
@@ -70,8 +73,8 @@ class Penalties:
             size = self.output_counts.size(0)
             added = max(1, size)
             self._free = list(range(size, size + added))
-            self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(added, self._vocab_size)))
-            self.in_prompt = torch.cat((self.in_prompt, self.in_prompt.new_zeros(added, self._vocab_size)))
+            self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(added, self.part.size)))
+            self.in_prompt = torch.cat((self.in_prompt, self.in_prompt.new_zeros(added, self.part.size)))
         return self._free.pop()
 
 
@@ -88,10 +91,10 @@ class BoundPenalties:
         self._frequency = _column([s.frequency for s in strengths], 0.0, device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        counts = self._owner.output_counts[self._places]  # [num_active, vocab_size]
+        counts = self._owner.output_counts[self._places]  # [num_active, part.size]
         if positions.drafts is not None:
-            drafts = positions.drafts[self._rows]
-            counts.scatter_add_(1, drafts.clamp(min=0).long(), (drafts >= 0).int())
+            places, here = self._owner.part.places(positions.drafts[self._rows])
+            counts.scatter_add_(1, places, here.int())
         occurred = counts > 0
         changed = logits[self._rows]
         if self._repetition is not None:
@@ -104,9 +107,8 @@ class BoundPenalties:
         logits[self._rows] = changed
 
     def sampled(self, token_ids: Tensor) -> None:
-        new = token_ids[self._rows]
-        places = (self._places, new.clamp(min=0).long())
-        self._owner.output_counts.index_put_(places, (new >= 0).int(), accumulate=True)
+        new, here = self._owner.part.places(token_ids[self._rows])
+        self._owner.output_counts.index_put_((self._places, new), here.int(), accumulate=True)
 
 
 def _column(values: list[float], unused: float, device: torch.device) -> Tensor | None:

@@ -23,6 +23,8 @@ from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.sampling.top_n_sigma import TopNSigma
+from services.worker.sampling.vocabulary.port import Vocabulary
+from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
 from services.worker.step.admission import Admission
 from services.worker.step.slots import NO_SLOTS, Rows
 from services.worker.structured.compile_pool import CompilePool
@@ -98,8 +100,9 @@ class Plain:
 class Ready:
     """Rows before their choice."""
 
-    logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come; a choice may overwrite them
+    logits: Tensor  # [num_rows, part.size], temperature and filters still to come; a choice may overwrite them
     positions: Positions
+    vocabulary: Vocabulary  # that they are of
     _bindings: _Bindings
     _logprob_source: Tensor | None  # what log-probabilities are taken from; None: no row asked for any
 
@@ -137,24 +140,30 @@ class Sampler:
         grammars: CompilePool | None = None,
         batch_invariant: bool = False,
         processors: Mapping[str, Make] = NO_PROCESSORS,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`grammars`: None where no output is constrained; `processors`: of other packages, by name."""
-        mode = LogprobsMode.of(logprobs_mode, ops.log_softmax, ties_by_id=batch_invariant)
-        self.logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, mode)
-        self.grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
+        """`grammars`: None where no output is constrained; `processors`: of other packages, by name; `vocabulary`: what
+        the logits are of that it will see, None for all tokens."""
+        self._all_tokens = UndividedVocabulary(vocab_size, ops)
+        self.vocabulary: Vocabulary = vocabulary or self._all_tokens
+        part = self.vocabulary.part
+        mode = LogprobsMode.of(logprobs_mode, self.vocabulary, ties_by_id=batch_invariant)
+        self.logprobs = Logprobs(num_slots, max_logprobs, device, mode)
+        self.grammar_masks = GrammarMasks(num_slots, part, grammars, ops, device)
+        made = {name: make(num_slots, vocab_size, device) for name, make in processors.items()}
         self._features: list[Component] = [
-            AllowedTokenIds(vocab_size, device),
-            BadWords(num_slots, vocab_size, device),
-            MinTokens(vocab_size, device),
-            LogitBias(vocab_size, device),
-            LogitsProcessors({name: make(num_slots, vocab_size, device) for name, make in processors.items()}),
-            Penalties(vocab_size, device),
-            ThinkingBudget(num_slots, vocab_size, device),
+            AllowedTokenIds(part, device),
+            BadWords(num_slots, part, device),
+            MinTokens(part, device),
+            LogitBias(part, device),
+            LogitsProcessors(made, self.vocabulary, device),
+            Penalties(part, device),
+            ThinkingBudget(num_slots, part, device),
             self.grammar_masks,  # what a grammar leaves may have to be allowed again
-            TopNSigma(device),  # of what can be chosen at all
+            TopNSigma(self.vocabulary, device),  # of what can be chosen at all
         ]
         self._parts: list[SlotState] = [self.logprobs, *self._features]
-        self._choice = Choice(num_slots, vocab_size, ops, device)
+        self._choice = Choice(num_slots, vocab_size, device)
         self._bindings: _Bindings | None = None
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
 
@@ -179,14 +188,14 @@ class Sampler:
             part.release(slot)
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
-        """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""
+        """`logits` [num_rows, part.size] of `slots` [num_rows]; may overwrite them."""
         ready = self.process(logits, slots, positions)
         return ready.settle(ready.choose())
 
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> Ready:
         """The rows with every feature applied, before their choice; a slot may have several (see Positions)."""
         bindings = self._bind(slots)
-        if bindings.features or bindings.logprobs or not self._choice.takes_16_bit:
+        if bindings.features or bindings.logprobs or not self.vocabulary.takes_16_bit:
             logits = logits.float()
         asked = bindings.logprobs
         source = None
@@ -201,15 +210,15 @@ class Sampler:
             source = asked.mode.values(bindings.choice.filtered(logits, asked.rows))
         if asked and source is not None:
             asked.put_beams(source, logits)
-        return Ready(logits, positions, bindings, source)
+        return Ready(logits, positions, self.vocabulary, bindings, source)
 
     @property
     def device(self) -> torch.device:
         return self._choice.device
 
     def bind_choice(self, slots: Rows) -> BoundChoice:
-        """Temperature, filters and seeds of `slots` alone."""
-        return self._choice.bind(slots)
+        """Temperature, filters and seeds of `slots` alone, for logits of all tokens."""
+        return self._choice.bind(slots, self._all_tokens)
 
     def plain(self, slots: Rows) -> Plain | None:
         """What `slots` [num_rows] ask for, if that is nothing but temperature, seed and a grammar."""
@@ -224,8 +233,9 @@ class Sampler:
         if last is None or not (slots is self._bound_slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
+            choice = self._choice.bind(slots, self.vocabulary)
             masks = next((feature for feature in features if isinstance(feature, BoundGrammarMasks)), None)
-            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._choice.bind(slots))
+            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, choice)
             self._bindings = last
         self._bound_slots = slots
         return last

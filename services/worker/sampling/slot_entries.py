@@ -1,4 +1,4 @@
-"""Token ids, each with a value, that belong to slots: joined to one list for the rows of a step."""
+"""Token ids, each with a value, that belong to slots: those that are here joined to one list for the rows of a step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import upload
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.slots import Rows
 from shared.columns import I32
 
@@ -22,9 +23,9 @@ class Joined:
     """Entries of several rows, on the device."""
 
     rows: Tensor  # int64 [num_entries]
-    token_ids: Tensor  # int64 [num_entries]
+    places: Tensor  # int64 [num_entries] columns of the logits
     values: Tensor  # [num_entries]
-    active_rows: Tensor  # int64 [num_active] rows that have entries
+    active_rows: Tensor  # int64 [num_active] rows of slots that have entries, here or elsewhere
     host_rows: Rows  # the same as `rows`
     host_values: Values  # the same as `values`
 
@@ -32,12 +33,13 @@ class Joined:
 class SlotEntries:
     """Entries by slot, for slots that have any."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._part, self._device = part, device
         self._entries: dict[int, tuple[I32, Values]] = {}
 
     def put(self, slot: int, token_ids: I32, values: Values) -> None:
-        self._entries[slot] = (token_ids, values)
+        here = self._part.has(token_ids)
+        self._entries[slot] = (token_ids[here] - self._part.first, values[here])
 
     def drop(self, slot: int) -> None:
         self._entries.pop(slot, None)
@@ -53,7 +55,7 @@ class SlotEntries:
         values = np.concatenate([values for _, values in entries])
         return Joined(
             rows=upload(rows, self._device),
-            token_ids=upload(np.concatenate([ids for ids, _ in entries]), self._device, np.int64),
+            places=upload(np.concatenate([ids for ids, _ in entries]), self._device, np.int64),
             values=upload(values, self._device),
             active_rows=upload(active, self._device),
             host_rows=rows,

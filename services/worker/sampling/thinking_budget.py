@@ -12,6 +12,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
 from services.worker.sampling.output_tails import OutputTails, shifted
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -35,8 +36,8 @@ class Section:
 class ThinkingBudget:
     """Counts the tokens of open sections, on the device: [num_slots], OUTSIDE where none is open."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_slots: int, part: VocabPart, device: torch.device) -> None:
+        self.part = part
         self._device = device
         self._sections: dict[int, Section] = {}
         self.tails = OutputTails(num_slots, device)
@@ -46,7 +47,7 @@ class ThinkingBudget:
         if not admission.sampling.HasField("thinking_token_budget"):
             return
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)
-        check_token_ids(np.concatenate((start, end)), self._vocab_size, "thinking_token_budget")
+        check_token_ids(np.concatenate((start, end)), self.part.vocab_size, "thinking_token_budget")
         tokens = columns.i32(admission.token_ids)
         budget, has_form = admission.sampling.thinking_token_budget, bool(admission.grammar_id)
         self._sections[slot] = Section(budget, start, end, has_form)
@@ -102,13 +103,13 @@ class BoundThinkingBudget:
         if positions.drafts is not None:
             counts, tails = self._advance(counts, tails, positions.drafts[self._rows], slice(None))
         due = (counts >= self._budgets).unsqueeze(1)
-        wanted = self._next_of_end(tails).unsqueeze(1)
+        wanted, here = self._owner.part.places(self._next_of_end(tails).unsqueeze(1))
         rows = logits[self._rows]
         kept = rows.gather(1, wanted)
         kept = torch.where(due & ~torch.isfinite(kept), 0, kept)  # whatever else bans it
         kept = torch.where(due & self._have_form, FIRST, kept)
         others = rows.masked_fill(due & ~self._have_form, float("-inf"))
-        logits[self._rows] = others.scatter(1, wanted, kept)
+        logits[self._rows] = others.scatter(1, wanted, kept.where(here, others.gather(1, wanted)))
 
     def sampled(self, token_ids: Tensor) -> None:
         owner, slots = self._owner, self._own_slots

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
+from services.worker.sampling.vocabulary.port import Vocabulary
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 
@@ -18,8 +19,8 @@ from services.worker.step.slots import Rows
 class TopNSigma:
     """Standard deviations by slot, for slots that ask for it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
+        self._vocabulary, self._device = vocabulary, device
         self._slots: dict[int, float] = {}
 
     def admit(self, slot: int, admission: Admission) -> None:
@@ -33,23 +34,25 @@ class TopNSigma:
         if not self._slots:
             return None
         active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
-        return BoundTopNSigma(active, self._device) if active else None
+        return BoundTopNSigma(active, self._vocabulary, self._device) if active else None
 
 
 class BoundTopNSigma:
     """The rows that ask for it."""
 
-    def __init__(self, active: dict[int, float], device: torch.device) -> None:
+    def __init__(self, active: dict[int, float], vocabulary: Vocabulary, device: torch.device) -> None:
+        self._vocabulary = vocabulary
         self._rows = upload(list(active), device)
         self._sigmas = upload(list(active.values()), device, "float32")[:, None]
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        kept = logits[self._rows]  # [num_active, vocab_size]
+        total, largest = self._vocabulary.total, self._vocabulary.largest
+        kept = logits[self._rows]  # [num_active, part.size]
         possible = kept > float("-inf")
-        count = possible.sum(dim=1, keepdim=True).clamp(min=1)
-        mean = kept.masked_fill(~possible, 0).sum(dim=1, keepdim=True) / count
-        deviation = (kept - mean).masked_fill(~possible, 0).square().sum(dim=1, keepdim=True).div(count).sqrt()
-        least = kept.amax(dim=1, keepdim=True) - self._sigmas * deviation
+        count = total(possible.sum(dim=1, keepdim=True)).clamp(min=1)
+        mean = total(kept.masked_fill(~possible, 0).sum(dim=1, keepdim=True)) / count
+        squares = (kept - mean).masked_fill(~possible, 0).square().sum(dim=1, keepdim=True)
+        least = largest(kept.amax(dim=1, keepdim=True)) - self._sigmas * total(squares).div(count).sqrt()
         logits[self._rows] = kept.masked_fill(kept < least, float("-inf"))
 
     def sampled(self, token_ids: Tensor) -> None:

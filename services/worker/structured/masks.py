@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
+from services.worker.sampling.vocabulary.part import VocabPart
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
@@ -31,13 +32,13 @@ class GrammarMasks:
     """Sequences under a grammar, by slot."""
 
     def __init__(
-        self, num_slots: int, vocab_size: int, grammars: CompilePool | None, ops: Ops, device: torch.device
+        self, num_slots: int, part: VocabPart, grammars: CompilePool | None, ops: Ops, device: torch.device
     ) -> None:
         self._num_slots = num_slots
         self._grammars = grammars
         self.ops = ops
         self.device = device
-        self.vocab_size = vocab_size
+        self.part = part
         self.slots: dict[int, Constrained] = {}
         self._maker: MaskMaker | None = None
         self._new: dict[int, tuple[Constrained, list[int]]] = {}  # by slot, with the output so far: since begin()
@@ -48,7 +49,7 @@ class GrammarMasks:
         """There once it is needed, and a new one in place of one that hangs."""
         if self._maker is None or self._maker.hangs:
             assert self._grammars is not None
-            self._maker = MaskMaker(self._num_slots, self.vocab_size, self._grammars, self.device)
+            self._maker = MaskMaker(self._num_slots, self.part.vocab_size, self._grammars, self.device)
         return self._maker
 
     def admit(self, slot: int, admission: Admission) -> None:
@@ -57,7 +58,7 @@ class GrammarMasks:
         grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None
         if grammar is None:
             raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
-        sequence = self.slots[slot] = Constrained(slot, grammar.start(), admission, self.vocab_size)
+        sequence = self.slots[slot] = Constrained(slot, grammar.start(), admission, self.part.vocab_size)
         self._new[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:
@@ -121,12 +122,13 @@ class BoundGrammarMasks:
         else:
             masks = maker.gather(self._slots)
             self._look_ahead(masks.numpy(), positions.drafts[self._rows].tolist(), must_end)
-            owner.ops.mask_logits(logits, self._device_rows, masks)
+            owner.ops.mask_logits(logits, self._device_rows, masks, None, owner.part.first)
         each = zip(self._rows.tolist(), self._sequences, must_end, strict=True)
-        ends = [(row, sequence.eos_ids[0]) for row, sequence, must in each if must]
+        ends = [(row, sequence.eos_ids[0] - owner.part.first) for row, sequence, must in each if must]
+        ends = [(row, place) for row, place in ends if 0 <= place < owner.part.count]
         if ends:  # whatever min_tokens says
-            rows, ids = zip(*ends, strict=True)
-            place = upload(rows, owner.device), upload(ids, owner.device)
+            rows, places = zip(*ends, strict=True)
+            place = upload(rows, owner.device), upload(places, owner.device)
             logits[place] = logits[place].nan_to_num(nan=float("nan"), neginf=0.0)
 
     def apply_alone(self, logits: Tensor) -> None:
@@ -143,7 +145,8 @@ class BoundGrammarMasks:
 
     def _ban(self, logits: Tensor, maker: MaskMaker) -> None:
         """The masks stay as they are until this step's tokens have been seen."""
-        self._owner.ops.mask_logits(logits, self._device_rows, maker.masks_at(self._span), self._device_slots)
+        masks, first = maker.masks_at(self._span), self._owner.part.first
+        self._owner.ops.mask_logits(logits, self._device_rows, masks, self._device_slots, first)
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
         """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:

@@ -110,6 +110,9 @@ class TransformersCausalLM(CausalLM):
         assert not adapted, "no adapter has a layer here"
         return self._behind(hidden)
 
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden)
+
 
 class _Behind:
     """The class around the decoder, given what the decoder has found."""

@@ -75,6 +75,7 @@ class DraftModelProposer:
         self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.device)
         recorded = taped.reject_reason(draft.model, draft.backend, place) is None
         self._model: Model = TapedModel(draft.model, self._caches, limits) if recorded else draft.model
+        self._logits = draft.model.whole_logits
         self._passes = Passes(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot
@@ -122,10 +123,10 @@ class DraftModelProposer:
 
     def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
         draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        token_ids = draws.draw(self._model.logits(self._see(slots, starts, lengths - starts)))
+        token_ids = draws.draw(self._logits(self._see(slots, starts, lengths - starts)))
         for batch in self._passes.drafts(slots, lengths, counts - 1):
             hidden = self._model.forward(replace(batch, token_ids=token_ids), self._caches)
-            token_ids = draws.draw(self._model.logits(hidden))
+            token_ids = draws.draw(self._logits(hidden))
         self._num_seen[slots] = lengths + counts - 1
         self._blocks.mark(slots, lengths)
         return draws.drafts()

@@ -43,4 +43,4 @@ class Eagle:
         return FeatureProposer(self, worker)
 
     def logits(self, features: Tensor, depth: int = 0) -> Tensor:
-        return self.model.logits(features)
+        return self.model.whole_logits(features)

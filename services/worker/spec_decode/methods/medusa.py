@@ -84,8 +84,9 @@ class MedusaHeads:
         for block in self._packed[head]:
             features = features + torch.nn.functional.silu(self._ops.linear(features, block))
         if not self._outputs:
-            return model.logits(features)
-        logits = self._outputs[min(head, len(self._outputs) - 1)](features)  # all share the one
+            return model.whole_logits(features)
+        output = self._outputs[min(head, len(self._outputs) - 1)]  # all share the one
+        logits = output.of_all_ranks(output.padded(output(features)))
         if logits.size(1) == self._vocab_size:
             return logits
         whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))

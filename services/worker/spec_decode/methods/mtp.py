@@ -47,7 +47,7 @@ class Mtp:
         return FeatureProposer(self, worker)
 
     def logits(self, features: Tensor, depth: int = 0) -> Tensor:
-        return self.model.logits(self.heads[depth].norm(features))
+        return self.model.whole_logits(self.heads[depth].norm(features))
 
 
 class MtpLayer:

@@ -70,7 +70,7 @@ def use_chunk_graphs(
     model = RecordedModel(
         forward=lambda batch: decoder.logits(forward(batch)),
         hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
-        choice=PlainChoice(runner.sampler._choice.ops, shapes[-1].num_rows, torch.device("cpu")),
+        choice=PlainChoice(runner.sampler.vocabulary, shapes[-1].num_rows, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=0,

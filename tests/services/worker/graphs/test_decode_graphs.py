@@ -91,7 +91,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     runner.prepare(runner.caches, table.block_table)
     model = RecordedModel(
         forward=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
-        choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
+        choice=PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=ROWS_PER_TILE if shared else 0,

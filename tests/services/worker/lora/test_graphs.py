@@ -66,7 +66,7 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
 
     model = RecordedModel(
         forward=logits,
-        choice=PlainChoice(runner.sampler._choice.ops, 9, torch.device("cpu")),
+        choice=PlainChoice(runner.sampler.vocabulary, 9, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=0,

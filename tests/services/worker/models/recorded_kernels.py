@@ -45,6 +45,7 @@ from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from services.worker.sampling.choice import PlainChoice
+from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import SlotTable
 from services.worker.warmup.build_kernels import model_shape
@@ -129,7 +130,7 @@ def record_all(settings: WorkerSettings) -> None:
     tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=META)
     memory = SlotMemory(tables, torch.zeros(num_slots + 1, dtype=torch.int32, device=META))
     tile = backend.rows_per_prefix_tile(spec)
-    choice = PlainChoice(place.ops, max(num_slots, *ROWS), META)
+    choice = PlainChoice(UndividedVocabulary(model.config.vocab_size, place.ops), max(num_slots, *ROWS), META)
     step = adapters.step if adapters else None
     recorded = RecordedModel(logits, choice, TritonEdges(), fitting.max_model_len, tile, adapters=step)
     watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)

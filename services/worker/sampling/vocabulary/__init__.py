@@ -1,0 +1,1 @@
+"""The tokens that logits are of: all of them, or the part that this rank has."""

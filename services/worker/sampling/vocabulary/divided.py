@@ -1,0 +1,100 @@
+"""The vocabulary of a rank that has a part of the tokens, and asks the others for no more than it needs: a number, a
+token or a few of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import Ops
+from kernels.reference.sampling.part_sampling import best_of_parts
+from services.worker.layers.sharding import Shard
+from services.worker.sampling.ranking import largest_by_id
+from services.worker.sampling.vocabulary.columns import ChoiceColumns
+from services.worker.sampling.vocabulary.floors import kth_largest, nucleus_floor
+from services.worker.sampling.vocabulary.part import VocabPart
+
+BANNED = float("-inf")
+
+
+class DividedVocabulary:
+    """Each rank finds its part of every answer, and all make the same of the parts."""
+
+    def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
+        self.part = VocabPart.of(shard, vocab_size)
+        self.takes_16_bit = ops.sources["best_of_part"] == "kernels.triton"
+        self._best_of_part, self._log_softmax = ops.best_of_part, ops.log_softmax
+        self._ranks = shard.collectives
+
+    def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
+        temperature = columns.temperature
+        if temperature is not None and columns.have_filters:
+            logits = self.filtered(logits, columns)
+            temperature = (temperature > 0).float()  # which they have been divided by
+        found = self._best_of_part(logits, temperature, seeds, positions, self.part.first)
+        return best_of_parts(self._ranks.gather(found))
+
+    def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
+        temperature, values = columns.temperature, logits.float()
+        if temperature is not None:
+            values = values / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
+        if not columns.have_filters:
+            return values
+        tops = self.largest(values.amax(dim=1, keepdim=True))
+        if columns.min_p is not None:
+            values = _from(values, tops.squeeze(1) + columns.min_p.log())
+        if columns.top_k is not None:
+            values = _from(values, kth_largest(values, columns.top_k, self.part, self.total))
+        if columns.top_p is not None:
+            values = _from(values, nucleus_floor(values, tops, columns.top_p, self.total))
+        return values
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""
+        values: Tensor = self._log_softmax(logits)
+        tops, best = logits.amax(dim=1, keepdim=True), values.amax(dim=1, keepdim=True)
+        is_banned = tops == BANNED  # all that is here
+        weight = (tops - best).masked_fill(is_banned, BANNED)  # logarithm of the sum of exponentials
+        of_all, *others = self._ranks.gather(weight).unbind(0)
+        for other in others:  # in the order of ranks, on all of them
+            of_all = torch.logaddexp(of_all, other)
+        return (values + (weight - of_all)).masked_fill_(is_banned, BANNED)
+
+    def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
+        """Each rank's, then of those."""
+        values = values[:, : self.part.count]
+        here, sent = min(count, self.part.count), min(count, self.part.size)
+        places = largest_by_id(values, here) if by_id else values.topk(here, dim=1).indices
+        best = functional.pad(values.gather(1, places), (0, sent - here), value=BANNED)
+        token_ids = functional.pad(places.int() + self.part.first, (0, sent - here))
+        found = self._ranks.gather(torch.stack((best.view(torch.int32), token_ids), dim=2))
+        candidates, token_ids = found.transpose(0, 1).flatten(1, 2).unbind(2)
+        order = candidates.contiguous().view(torch.float32).sort(dim=1, descending=True, stable=True).indices
+        return token_ids.gather(1, order[:, :count]).long()
+
+    def at(self, values: Tensor, token_ids: Tensor) -> Tensor:
+        places, here = self.part.places(token_ids)
+        return self.largest(values.gather(1, places).masked_fill_(~here, BANNED))
+
+    def num_at_least(self, values: Tensor, least: Tensor) -> Tensor:
+        counts = (values[:, : self.part.count] >= least).sum(dim=1).int()
+        return self.total(counts)
+
+    def largest(self, of_part: Tensor) -> Tensor:
+        return self._ranks.gather(of_part).amax(dim=0)
+
+    def total(self, of_part: Tensor) -> Tensor:
+        return self._ranks.add_up(of_part)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        return self._ranks.side_by_side(logits)[:, : self.part.vocab_size].contiguous()
+
+    def taken(self, whole: Tensor) -> Tensor:
+        part = self.part
+        here = whole[:, part.first : part.first + part.count]
+        return functional.pad(here, (0, part.size - part.count), value=BANNED)
+
+
+def _from(values: Tensor, floors: Tensor) -> Tensor:
+    return values.masked_fill(values < floors.unsqueeze(1), BANNED)

@@ -1,0 +1,50 @@
+"""The vocabulary of a rank that has all tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels import Ops
+from kernels.reference.sampling.sampling import filtered
+from services.worker.sampling.ranking import largest_by_id
+from services.worker.sampling.vocabulary.columns import ChoiceColumns
+from services.worker.sampling.vocabulary.part import VocabPart
+
+
+class UndividedVocabulary:
+    """The kernels, as they are."""
+
+    def __init__(self, vocab_size: int, ops: Ops) -> None:
+        self.part = VocabPart.whole(vocab_size)
+        self.takes_16_bit = ops.sources["sample"] == "kernels.triton"
+        self._sample, self._log_softmax = ops.sample, ops.log_softmax
+
+    def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
+        return self._sample(logits, *columns.all, seeds, positions)
+
+    def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
+        return filtered(logits, *columns.all)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return self._log_softmax(logits)
+
+    def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
+        return largest_by_id(values, count) if by_id else values.topk(count, dim=1).indices
+
+    def at(self, values: Tensor, token_ids: Tensor) -> Tensor:
+        return values.gather(1, token_ids)
+
+    def num_at_least(self, values: Tensor, least: Tensor) -> Tensor:
+        return (values >= least).sum(dim=1).int()
+
+    def largest(self, of_part: Tensor) -> Tensor:
+        return of_part
+
+    def total(self, of_part: Tensor) -> Tensor:
+        return of_part
+
+    def whole(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def taken(self, whole: Tensor) -> Tensor:
+        return whole
