@@ -1,0 +1,86 @@
+"""Ranks that are threads of the test: collectives are lists that all fill, and what crosses is counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from services.worker.layers.sharding import Shard
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Of `size` ranks, each of which does the same."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._brought: list[Tensor] = [torch.empty(0)] * size
+        self.sent: list[Tensor] = []  # by the first rank
+
+    def hold(self, work: Callable[[Shard], T]) -> list[T]:
+        """What each rank makes of its shard."""
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(self._attend, rank, work) for rank in range(self.size)]
+            return [future.result() for future in futures]
+
+    def exchanged(self, rank: int, x: Tensor) -> list[Tensor]:
+        if rank == 0:
+            self.sent.append(x)
+        self._brought[rank] = x
+        self._barrier.wait()
+        found = [each.clone() for each in self._brought]
+        self._barrier.wait()
+        assert len({(each.shape, each.dtype) for each in found}) == 1, "ranks bring the same to a collective"
+        return found
+
+    @property
+    def num_sent(self) -> int:
+        return sum(x.numel() for x in self.sent)
+
+    def _attend(self, rank: int, work: Callable[[Shard], T]) -> T:
+        try:
+            return work(Shard(rank, self.size, _Attendance(self, rank)))
+        except BaseException:
+            self._barrier.abort()
+            raise
+
+
+class _Attendance:
+    joins_chains = False
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self._rank = meeting, rank
+
+    def add_up(self, x: Tensor) -> Tensor:
+        first, *others = self._meeting.exchanged(self._rank, x)
+        for other in others:
+            first = first + other
+        return first
+
+    def gather(self, x: Tensor) -> Tensor:
+        return torch.stack(self._meeting.exchanged(self._rank, x))
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        return torch.cat(self._meeting.exchanged(self._rank, x), dim=1)
+
+    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        raise AssertionError("samplers have no residual")
+
+    def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        raise AssertionError("samplers make no products")
+
+    def least(self, value: int) -> int:
+        raise AssertionError("samplers agree on nothing")
+
+    def from_first(self, x: Tensor) -> None:
+        raise AssertionError("no rank knows more than others")
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
+        raise AssertionError("samplers hand over nothing")

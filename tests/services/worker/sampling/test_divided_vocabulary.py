@@ -1,0 +1,202 @@
+"""Samplers that have a part of the vocabulary each choose and tell what one does that has all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kernels
+from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.sampling.component import Positions
+from services.worker.sampling.sampler import Sampled, Sampler
+from services.worker.sampling.vocabulary.divided import DividedVocabulary
+from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
+from services.worker.step.admission import Admission
+from shared import columns
+from shared.pb.common.v1 import sampling_pb2
+from tests.services.worker.sampling.rank_threads import Meeting
+
+CPU = torch.device("cpu")
+PROMPT, OUTPUT = [4, 5, 1], [3, 3, 9]
+REST = {"prompt", "output", "eos", "bad_words", "marks"}
+SEEDED = {"temperature": 0.9, "seed": 7}
+
+# A slot each.
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"logprobs": 3},
+    "temperature": {"temperature": 1.3, "seed": -5, "logprobs": 0},
+    "top_k": {**SEEDED, "top_k": 5},
+    "top_k of one": {**SEEDED, "top_k": 1},
+    "top_p": {**SEEDED, "top_p": 0.8, "logprobs": 2},
+    "hardly any top_p": {**SEEDED, "top_p": 1e-6},
+    "min_p": {**SEEDED, "min_p": 0.2},
+    "filters": {"temperature": 1.7, "seed": 3, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "logprobs": 5},
+    "top_n_sigma": {**SEEDED, "top_n_sigma": 1.0, "logprobs": 1},
+    "penalties": {**SEEDED, "presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.4},
+    "bias": {"logit_bias": {3: 2.0, 11: -4.0, 0: 1.5}, "logprobs": 2},
+    "allowed": {**SEEDED, "allowed_token_ids": [2, 6, 10]},
+    "one allowed": {"allowed_token_ids": [10], "logprobs": 2},
+    "bad_words": {"bad_words": [[1], [9, 3], [0], [11]]},
+    "min_tokens": {**SEEDED, "min_tokens": 6, "eos": [1, 10], "stop_token_ids": [9]},
+    "thinking": {
+        "thinking_token_budget": 2,
+        "output": [8, 2],
+        "marks": {"think_start_token_ids": [8], "think_end_token_ids": [10, 0]},
+    },
+    "named": {"logprob_token_ids": [6, 0, 12, 6, 11]},
+    "nothing is left": {"allowed_token_ids": [5], "bad_words": [[5]], "logprobs": 1},
+    "beam": {"beam_search": {"width": 2}, "logprobs": 4, "min_tokens": 6, "eos": [1]},
+}
+
+
+def admission(fields: dict[str, Any]) -> Admission:
+    output = fields.get("output", OUTPUT)
+    params = {"temperature": 0.0, **{name: value for name, value in fields.items() if name not in REST}}
+    if "beam_search" in params:
+        params["beam_search"] = sampling_pb2.BeamSearch(**params["beam_search"])
+    return Admission(
+        token_ids=columns.i32_bytes(PROMPT + output),
+        num_prompt_tokens=len(PROMPT),
+        sampling=sampling_pb2.SamplingParams(**params),
+        eos_token_ids=columns.u32_bytes(fields.get("eos", [])),
+        bad_word_token_ids=[columns.i32_bytes(word) for word in fields.get("bad_words", [])],
+        **{name: columns.i32_bytes(ids) for name, ids in fields.get("marks", {}).items()},
+    )
+
+
+@dataclass
+class Row:
+    token: int
+    ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+    @property
+    def known(self) -> list[int]:
+        """Without banned ones, which are all the same."""
+        return [token for token, value in zip(self.ids, self.logprobs[1:], strict=True) if value > float("-inf")]
+
+
+def rows_of(sampled: Sampled) -> tuple[list[int], list[Row]]:
+    """All tokens, and the rows that have log-probabilities."""
+    tokens: list[int] = sampled.token_ids.tolist()
+    found = sampled.logprobs
+    if found is None:
+        return tokens, []
+    parts = found.token_ids.tolist(), found.logprobs.tolist(), found.ranks.tolist()
+    rows = zip(found.num_wanted.tolist(), *parts, strict=True)
+    return tokens, [Row(ids[0], ids[1 : n + 1], values[: n + 1], rank) for n, ids, values, rank in rows if ids[0] >= 0]
+
+
+def samples(
+    shard: Shard, asked: list[dict[str, Any]], steps: list[torch.Tensor], mode: str = "raw_logprobs"
+) -> list[tuple[list[int], list[Row]]]:
+    """Of each of the `steps`' logits, all slots at once."""
+    vocab_size, ops = steps[0].size(1), kernels.load("cpu", ("kernels.reference",))
+    vocabulary = open_vocabulary(shard, vocab_size, ops)
+    limits = len(asked), vocab_size, -1
+    sampler = Sampler(*limits, ops, CPU, logprobs_mode=mode, vocabulary=vocabulary)
+    lengths = np.array([len(PROMPT + fields.get("output", OUTPUT)) for fields in asked], dtype=np.int32)
+    for slot, fields in enumerate(asked):
+        sampler.admit(slot, admission(fields))
+    said = []
+    for logits in steps:
+        positions = Positions(lengths, torch.from_numpy(lengths))
+        said.append(rows_of(sampler.sample(vocabulary.taken(logits).clone(), np.arange(len(asked)), positions)))
+        lengths = lengths + 1
+    return said
+
+
+def logits_of(num_steps: int, num_rows: int, vocab_size: int, spread: float = 3.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(vocab_size)
+    return [spread * torch.randn(num_rows, vocab_size, generator=generator) for _ in range(num_steps)]
+
+
+def assert_same(found: Any, want: Any) -> None:
+    assert len(found) == len(want)
+    for (tokens, rows), (want_tokens, want_rows) in zip(found, want, strict=True):
+        assert tokens == want_tokens
+        assert [(row.token, row.known, row.rank) for row in rows] == [
+            (row.token, row.known, row.rank) for row in want_rows
+        ]
+        for row, want_row in zip(rows, want_rows, strict=True):
+            assert row.logprobs == pytest.approx(want_row.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
+@pytest.mark.parametrize(("size", "vocab_size"), [(2, 14), (2, 13), (3, 20), (4, 13), (8, 1001)])
+def test_parts_say_what_the_whole_says(size: int, vocab_size: int, mode: str) -> None:
+    """Everything that can be asked for, in one batch; vocabularies that ranks divide and such that they do not."""
+    asked = list(ASKED.values())
+    steps = logits_of(12, len(asked), vocab_size)
+    want = samples(WHOLE, asked, steps, mode)
+    for found in Meeting(size).hold(lambda shard: samples(shard, asked, steps, mode)):
+        assert_same(found, want)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_each_wish_alone(name: str) -> None:
+    steps = logits_of(4, 1, 13)
+    want = samples(WHOLE, [ASKED[name]], steps)
+    for found in Meeting(2).hold(lambda shard: samples(shard, [ASKED[name]], steps)):
+        assert_same(found, want)
+
+
+def test_a_rank_without_any_token() -> None:
+    """The last of four has none of five."""
+    asked = [{"logprobs": 4}, {**SEEDED, "top_p": 0.9, "logprobs": -1}, {**SEEDED, "frequency_penalty": 1.0}]
+    asked = [{**fields, "output": [3]} for fields in asked]
+    steps = logits_of(6, len(asked), 5)
+    want = samples(WHOLE, asked, steps)
+    for found in Meeting(4).hold(lambda shard: samples(shard, asked, steps)):
+        assert_same(found, want)
+
+
+def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay() -> None:
+    """Logits that are equal on several ranks, as those of 16 bits often are."""
+    asked = [{}, {**SEEDED, "top_k": 3}, {**SEEDED, "top_p": 0.5}, {**SEEDED, "top_k": 4, "top_p": 0.7}]
+    steps = [logits.round() for logits in logits_of(60, len(asked), 40, 1.0)]
+    want = samples(WHOLE, asked, steps)
+    for found in Meeting(3).hold(lambda shard: samples(shard, asked, steps)):
+        assert_same(found, want)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float) -> None:
+    asked = [{**SEEDED, "top_p": 0.9, "logprobs": 1}] * 3
+    for place in (0, 12):
+        steps = logits_of(2, 3, 13)
+        steps[0][1, place] = bad
+        want = samples(WHOLE, asked, steps)
+        assert want[0][0][1] == -1
+        for found in Meeting(2).hold(lambda shard: samples(shard, asked, steps)):
+            assert_same(found, want)
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, 3),
+        ({"temperature": 1.0}, 3),
+        ({"temperature": 1.0, "min_p": 0.1}, 4),
+        ({"temperature": 1.0, "top_k": 20}, 4 + 4 * 256),
+        ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, 5 + 8 * 256),
+        ({"logprobs": 5}, 3 + 1 + 2 * 5 + 6 + 1),
+        ({"temperature": 1.0, "presence_penalty": 1.0, "logit_bias": {3: 1.0}, "allowed_token_ids": [3, 4]}, 3),
+        ({"top_n_sigma": 1.0}, 3 + 4),
+    ],
+)
+def test_what_crosses_ranks_does_not_grow_with_the_vocabulary(fields: dict[str, Any], most: int) -> None:
+    """Elements that a rank sends in a step, of a row."""
+    for vocab_size in (40, 4_000, 40_000):
+        meeting = Meeting(2)
+        meeting.hold(lambda shard, size=vocab_size: samples(shard, [fields] * 6, logits_of(1, 6, size)))
+        assert 0 < meeting.num_sent <= 6 * most
+
+
+def test_a_rank_of_its_own_has_the_kernels_as_they_are() -> None:
+    assert not isinstance(open_vocabulary(WHOLE, 12, kernels.load("cpu")), DividedVocabulary)
