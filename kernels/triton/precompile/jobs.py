@@ -22,6 +22,7 @@ from kernels.triton.precompile.latent_jobs import latent_jobs
 from kernels.triton.precompile.packed_jobs import packed_jobs
 from kernels.triton.precompile.precompile import ModelShape
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.sampling.part_sampling import best_of_part
 from kernels.triton.sampling.sampling import sample
 from kernels.triton.sampling.token_mask import mask_logits
 from kernels.triton.single_row.row_attention import row_attention
@@ -112,6 +113,21 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         rest = keys[0][:rows], keys[1][:rows]
         sample(logits[:rows], floats[:rows] if temperature else None, *filters, *rest)
 
+    def choose_of_part(rows: int, temperature: bool, filtered: bool = False) -> None:
+        """Filters leave float32."""
+        of_rows = torch.empty(rows, shape.vocab_size) if filtered else logits[:rows]
+        best_of_part(of_rows, floats[:rows] if temperature else None, keys[0][:rows], keys[1][:rows], 0)
+
+    def choices() -> Iterator[Callable[[], object]]:
+        if shape.is_whole:
+            yield lambda: choose(many, True)
+            yield lambda: choose(8, True)
+            yield lambda: choose(8, False)
+        else:
+            yield lambda: choose_of_part(8, True)
+            yield lambda: choose_of_part(8, False)
+            yield lambda: choose_of_part(8, True, filtered=True)
+
     def norms() -> None:
         rms_norm(of(8, hidden), of(hidden), 1e-6)
         add_rms_norm(of(8, hidden), of(8, hidden), of(hidden), 1e-6)
@@ -162,7 +178,10 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         batch_invariant.paged_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), *rest)
 
     def invariant_choice() -> None:
-        batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
+        if shape.is_whole:
+            batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
+        else:
+            choose_of_part(2, False)
         batch_invariant.log_softmax(torch.empty(2, shape.vocab_size))
 
     if shape.chunked_windows:
@@ -187,7 +206,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         yield from packed_jobs(shape, shape.packed, capability_has_pdl)
     if shape.num_adapters:
         yield from adapter_jobs(shape, capability_has_pdl)
-    yield lambda: choose(many, True, filtered=True)
+    if shape.is_whole:
+        yield lambda: choose(many, True, filtered=True)
     if shape.latent is not None:
         yield from latent_jobs(shape, shape.latent)
     else:
@@ -202,10 +222,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         yield lambda: decode(2, ordered=False)
         yield lambda: shared(8)
         yield store
-    yield lambda: choose(many, True)
+    yield from choices()
     yield from common()
-    yield lambda: choose(8, True)
-    yield lambda: choose(8, False)
     if shape.single_row:
         if shape.packed is None:
             yield lambda: multiply_row(hidden, qkv_size)

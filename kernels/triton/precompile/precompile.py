@@ -65,7 +65,7 @@ class ModelShape:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int
+    vocab_size: int  # tokens whose logits this rank has
     qk_norm: bool
     block_size: int
     max_num_seqs: int

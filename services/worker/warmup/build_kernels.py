@@ -90,7 +90,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         num_q_heads=heads.num_q,
         num_kv_heads=heads.num_kv,
         head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
+        vocab_size=shard.room(config.vocab_size),
         qk_norm=config.qk_norm,
         block_size=wanted.block_size,
         max_num_seqs=wanted.max_num_seqs,

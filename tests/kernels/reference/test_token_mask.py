@@ -48,3 +48,19 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_s
     assert torch.equal(logits, want)
     mask_logits(kept, chosen, *scattered(masks))
     assert torch.equal(kept, want)
+
+
+@pytest.mark.parametrize("mask_logits", VERSIONS)
+@pytest.mark.parametrize("size", [500, 512, 333, 31])
+def test_parts_of_the_vocabulary_are_masked_as_the_whole_is(mask_logits, size):
+    """The last part may have columns that no token has: the masks' last bits are not theirs."""
+    rng = np.random.default_rng(size)
+    logits, vocab_size = torch.randn(4, 1000), 1000
+    masks, places = scattered(packed(rng.random((2, vocab_size)) < 0.5))
+    rows, want = torch.tensor([3, 0]), logits.clone()
+    mask_logits(want, rows, masks, places)
+    for first in range(0, vocab_size, size):
+        part = torch.nn.functional.pad(logits[:, first : first + size], (0, max(0, first + size - vocab_size)))
+        mask_logits(part, rows, masks, places, first)
+        here = min(size, vocab_size - first)
+        assert torch.equal(part[:, :here], want[:, first : first + here])

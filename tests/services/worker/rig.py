@@ -14,6 +14,7 @@ from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
+from tests.services.worker import recorded_logits
 from tests.services.worker.plans import Block, New, PaperScheduler
 
 
@@ -68,13 +69,8 @@ class Rig:
         return tuple(self.scheduler.rows[slot].blocks)
 
     def _spy(self, replica: Replica) -> None:
-        sampler = replica._runner.sampler
-        sample = sampler.sample
-
-        def recording(logits: torch.Tensor, slots: Any, positions: Any) -> Any:
+        def keep(logits: torch.Tensor, slots: Any) -> None:
             for slot, row in zip(slots.tolist(), logits, strict=True):
                 self.logits[slot].append(row.to("cpu", copy=True))
-            return sample(logits, slots, positions)
 
-        sampler.sample = recording
-        sampler.plain = lambda slots: None
+        recorded_logits.record(replica._runner.sampler, keep)

@@ -20,7 +20,7 @@ from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.start import build_part
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
-from tests.services.worker import checkpoints
+from tests.services.worker import checkpoints, recorded_logits
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
@@ -50,7 +50,8 @@ def ranked(
         **settings,
     }
     worker = Rig.settings(folder, **settings)
-    group = LocalRanks(worker.num_ranks, functools.partial(build, worker), stages, contexts=contexts)
+    make = functools.partial(recorded_logits.build, build) if record_logits else build
+    group = LocalRanks(worker.num_ranks, functools.partial(make, worker), stages, contexts=contexts)
     rig = None
     try:
         rig = RankedRig(folder, group, record_logits=record_logits, **settings)

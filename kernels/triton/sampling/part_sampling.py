@@ -1,0 +1,99 @@
+"""The best token of a part of the vocabulary: as sampling.py without filters, which are applied before. A row is cut
+into blocks that many programs look at.
+
+Many rows compute all their noise here: bounds on it (bounded_sampling) would be the next step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.sampling.filtered_sampling import nan_as_inf
+from kernels.triton.sampling.noise import gumbel_noise, row_keys
+
+BLOCK = 4096  # tokens a program, as in sampling.py
+FIELDS = 3
+
+
+@triton.jit(do_not_specialize=["first"])
+def _best_of_block(
+    logits_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    positions_ptr,
+    scores_ptr,
+    tokens_ptr,
+    tops_ptr,
+    size,
+    row_stride,
+    first,
+    BLOCK: tl.constexpr,
+):
+    """The best noisy score of a block and its token's id, and the block's largest logit, +inf for NaN."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    places = block * BLOCK + tl.arange(0, BLOCK)
+    source = logits_ptr + row.to(tl.int64) * row_stride + places
+    logits = tl.load(source, mask=places < size, other=float("-inf")).to(tl.float32)
+    at = row * tl.num_programs(0) + block
+    tl.store(tops_ptr + at, tl.max(nan_as_inf(logits), 0))
+    scores = logits
+    if temperature_ptr is not None:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0.0:
+            key0, key1 = row_keys(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+            scores = logits / temperature + gumbel_noise(key0, key1, first + places)
+    score, index = tl.max(scores, 0, return_indices=True)
+    tl.store(scores_ptr + at, score)
+    tl.store(tokens_ptr + at, first + block * BLOCK + index)
+
+
+@triton.jit
+def _best_of_blocks(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_blocks, BLOCKS: tl.constexpr, FIELDS: tl.constexpr):
+    """Of a row: bits of the score, token id, bits of the largest logit. Of equal scores the first block's is taken."""
+    row = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    inside = block < num_blocks
+    at = row * num_blocks + block
+    scores = tl.load(scores_ptr + at, mask=inside, other=float("-inf"))
+    top = tl.max(tl.load(tops_ptr + at, mask=inside, other=float("-inf")), 0)
+    score, best = tl.max(scores, 0, return_indices=True)
+    out = out_ptr + row * FIELDS
+    tl.store(out, score.to(tl.int32, bitcast=True))
+    tl.store(out + 1, tl.load(tokens_ptr + row * num_blocks + best))
+    tl.store(out + 2, top.to(tl.int32, bitcast=True))
+
+
+def best_of_part(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    first: int,
+) -> torch.Tensor:
+    assert logits.stride(1) == 1
+    rows, size = logits.shape
+    num_blocks = triton.cdiv(size, BLOCK)
+    out = torch.empty((rows, FIELDS), dtype=torch.int32, device=logits.device)
+    if not rows:
+        return out
+    scores, tops = (torch.empty((rows, num_blocks), dtype=torch.float32, device=logits.device) for _ in range(2))
+    tokens = torch.empty((rows, num_blocks), dtype=torch.int32, device=logits.device)
+    _best_of_block[(num_blocks, rows)](
+        logits,
+        temperature,
+        seeds,
+        positions,
+        scores,
+        tokens,
+        tops,
+        size,
+        logits.stride(0),
+        first,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
+    blocks = max(triton.next_power_of_2(num_blocks), 2)
+    _best_of_blocks[(rows,)](scores, tokens, tops, out, num_blocks, BLOCKS=blocks, FIELDS=FIELDS, num_warps=1)
+    return out

@@ -1,0 +1,34 @@
+"""A rank beside one whose logits are on record: whole rows are brought together by all of them. Its process imports
+this, and nothing that only tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.worker.ranks.follower import RankReplica
+from services.worker.ranks.seat import Seat
+from services.worker.sampling.sampler import Sampler
+from shared.settings import WorkerSettings
+
+Keep = Callable[[torch.Tensor, Any], None]  # of whole rows, and their slots
+
+
+def record(sampler: Sampler, keep: Keep) -> None:
+    """Before each choice, all of which are then made outside of CUDA graphs."""
+    sample = sampler.sample
+
+    def recording(logits: torch.Tensor, slots: Any, positions: Any) -> Any:
+        keep(sampler.vocabulary.whole(logits), slots)
+        return sample(logits, slots, positions)
+
+    sampler.sample = recording  # type: ignore[method-assign]
+    sampler.plain = lambda slots: None  # type: ignore[method-assign]
+
+
+def build(build_part: Callable[..., RankReplica], settings: WorkerSettings, seat: Seat) -> RankReplica:
+    part = build_part(settings, seat)
+    record(part.replica._runner.sampler, lambda logits, slots: None)
+    return part
