@@ -11,13 +11,16 @@ import torch
 
 import kernels
 from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.sampling.vocabulary.divided import DividedVocabulary
 from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
+from services.worker.spec_decode.drafts import DraftRows, Drafts
 from services.worker.step.admission import Admission
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
+from tests.plugins.example.quire_example.logits_processors import Multiples
 from tests.services.worker.sampling.rank_threads import Meeting
 
 CPU = torch.device("cpu")
@@ -48,6 +51,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "marks": {"think_start_token_ids": [8], "think_end_token_ids": [10, 0]},
     },
     "named": {"logprob_token_ids": [6, 0, 12, 6, 11]},
+    "processor": {**SEEDED, "logits_processors": {"multiples": '{"of": 3}'}, "logprobs": 1},
     "nothing is left": {"allowed_token_ids": [5], "bad_words": [[5]], "logprobs": 1},
     "beam": {"beam_search": {"width": 2}, "logprobs": 4, "min_tokens": 6, "eos": [1]},
 }
@@ -92,21 +96,35 @@ def rows_of(sampled: Sampled) -> tuple[list[int], list[Row]]:
     return tokens, [Row(ids[0], ids[1 : n + 1], values[: n + 1], rank) for n, ids, values, rank in rows if ids[0] >= 0]
 
 
+def sampler_of(shard: Shard, asked: list[dict[str, Any]], vocab_size: int, mode: str = "raw_logprobs") -> Sampler:
+    """With a slot for each that asks."""
+    ops = kernels.load("cpu", ("kernels.reference",))
+    sampler = Sampler(
+        len(asked),
+        vocab_size,
+        -1,
+        ops,
+        CPU,
+        logprobs_mode=mode,
+        processors={"multiples": Multiples},
+        vocabulary=open_vocabulary(shard, vocab_size, ops),
+    )
+    for slot, fields in enumerate(asked):
+        sampler.admit(slot, admission(fields))
+    return sampler
+
+
 def samples(
     shard: Shard, asked: list[dict[str, Any]], steps: list[torch.Tensor], mode: str = "raw_logprobs"
 ) -> list[tuple[list[int], list[Row]]]:
     """Of each of the `steps`' logits, all slots at once."""
-    vocab_size, ops = steps[0].size(1), kernels.load("cpu", ("kernels.reference",))
-    vocabulary = open_vocabulary(shard, vocab_size, ops)
-    limits = len(asked), vocab_size, -1
-    sampler = Sampler(*limits, ops, CPU, logprobs_mode=mode, vocabulary=vocabulary)
+    sampler = sampler_of(shard, asked, steps[0].size(1), mode)
     lengths = np.array([len(PROMPT + fields.get("output", OUTPUT)) for fields in asked], dtype=np.int32)
-    for slot, fields in enumerate(asked):
-        sampler.admit(slot, admission(fields))
     said = []
     for logits in steps:
         positions = Positions(lengths, torch.from_numpy(lengths))
-        said.append(rows_of(sampler.sample(vocabulary.taken(logits).clone(), np.arange(len(asked)), positions)))
+        rows = sampler.vocabulary.taken(logits).clone()
+        said.append(rows_of(sampler.sample(rows, np.arange(len(asked)), positions)))
         lengths = lengths + 1
     return said
 
@@ -196,6 +214,35 @@ def test_what_crosses_ranks_does_not_grow_with_the_vocabulary(fields: dict[str, 
         meeting = Meeting(2)
         meeting.hold(lambda shard, size=vocab_size: samples(shard, [fields] * 6, logits_of(1, 6, size)))
         assert 0 < meeting.num_sent <= 6 * most
+
+
+def chosen_for_drafts(shard: Shard, method: str, asked: list[dict[str, Any]], logits: torch.Tensor) -> list[list[int]]:
+    """Two drafts of each slot, and what its three rows say."""
+    sampler, slots = sampler_of(shard, asked, logits.size(1)), np.arange(len(asked))
+    counts = np.full(len(asked), 2, dtype=np.int32)
+    token_ids = np.arange(2 * len(asked), dtype=np.int32) * 5 % logits.size(1)
+    drafts = DraftRows.of(slots, counts, Drafts(slots, counts, token_ids))
+    places = np.tile(np.arange(6, 9, dtype=np.int32), len(asked))
+    positions = Positions(places, torch.from_numpy(places), torch.from_numpy(drafts.ahead))
+    ready = sampler.process(sampler.vocabulary.taken(logits).clone(), np.repeat(slots, 3), positions)
+    chosen: list[int] = CHOICES[method](ready, drafts).tolist()
+    said = rows_of(ready.settle(torch.tensor(chosen, dtype=torch.int32)))
+    return [chosen, *(row.ids for row in said[1])]
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_drafts_are_verified_as_by_the_whole(method: str) -> None:
+    asked = [fields for name, fields in ASKED.items() if name not in {"beam", "nothing is left"}]
+    (logits,) = logits_of(1, 3 * len(asked), 13)
+    want = chosen_for_drafts(WHOLE, method, asked, logits)
+    for found in Meeting(2).hold(lambda shard: chosen_for_drafts(shard, method, asked, logits)):
+        assert found == want
+
+
+def test_only_rows_that_ask_for_a_processor_of_whole_rows_are_brought_together() -> None:
+    meeting, asked = Meeting(2), [{}, ASKED["processor"], {}, {}]
+    meeting.hold(lambda shard: samples(shard, asked, logits_of(1, 4, 4_000)))
+    assert [tuple(x.shape) for x in meeting.sent if x.size(-1) >= 2_000] == [(1, 2_000)]
 
 
 def test_a_rank_of_its_own_has_the_kernels_as_they_are() -> None:
