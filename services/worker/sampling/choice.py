@@ -18,6 +18,8 @@ from services.worker.step.slots import Rows
 from shared.greedy import is_greedy
 from shared.pb.common.v1 import sampling_pb2
 
+FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
+
 
 class Choice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
@@ -42,6 +44,12 @@ class Choice:
         self.min_p[slot] = 0.0 if greedy else sampling.min_p
         self.seed[slot] = sampling.seed
 
+    def most_kept(self, slots: Rows) -> int:
+        """As ChoiceColumns has it."""
+        counts = self.top_k[slots]
+        have_many = (counts > FEW) | ((counts == 0) & (self.top_p[slots] < 1))
+        return 0 if have_many.any() else int(counts.max(initial=0))
+
     def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:
         """`vocabulary`: what the logits are of that it will see."""
         return BoundChoice(self, slots, vocabulary)
@@ -58,6 +66,7 @@ class BoundChoice:
             self._column(choice.top_k[slots], unused=0),
             self._column(choice.top_p[slots], unused=1),
             self._column(choice.min_p[slots], unused=0),
+            choice.most_kept(slots),
         )
         self.seeds = upload(choice.seed[slots], self._device)
 

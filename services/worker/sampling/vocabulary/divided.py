@@ -12,7 +12,7 @@ from kernels.reference.sampling.part_sampling import best_of_parts
 from services.worker.layers.sharding import Shard
 from services.worker.sampling.ranking import largest_by_id
 from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.floors import kth_largest, nucleus_floor
+from services.worker.sampling.vocabulary.floors import kth_largest, kth_of_best, nucleus_floor, nucleus_of_best
 from services.worker.sampling.vocabulary.part import VocabPart
 
 BANNED = float("-inf")
@@ -44,11 +44,24 @@ class DividedVocabulary:
         tops = self.largest(values.amax(dim=1, keepdim=True))
         if columns.min_p is not None:
             values = _from(values, tops.squeeze(1) + columns.min_p.log())
+        if columns.top_k is not None and columns.most_kept:
+            return self._few(values, tops, columns, columns.top_k)
         if columns.top_k is not None:
             values = _from(values, kth_largest(values, columns.top_k, self.part, self.total))
         if columns.top_p is not None:
             values = _from(values, nucleus_floor(values, tops, columns.top_p, self.total))
         return values
+
+    def _few(self, values: Tensor, tops: Tensor, columns: ChoiceColumns, top_k: Tensor) -> Tensor:
+        """Where every row that is to lose tokens keeps a few at most."""
+        count = min(columns.most_kept, self.part.size)
+        parts = self._ranks.gather(values.topk(count, dim=1).values)
+        best = parts.transpose(0, 1).flatten(1).sort(dim=1, descending=True).values[:, : columns.most_kept]
+        floors = kth_of_best(best, top_k)
+        values = _from(values, floors)
+        if columns.top_p is None:
+            return values
+        return _from(values, nucleus_of_best(_from(best, floors), values, tops, columns.top_p, self.total))
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""

@@ -2,9 +2,10 @@
 together.
 
 A filter keeps a token by its value alone: equals stay or go together. So all that ranks have to agree on is one number
-a row. Its bits are found eight at a time, most significant first: each rank tells how many of its tokens, or how much
-of their weight, falls to each of the 256 values that the next eight bits can have, and the sums say which it is. Four
-rounds, of 256 numbers a row, whatever the vocabulary.
+a row. Where no row keeps more than a few, it is among the few best of each rank. Else its bits are found eight at a
+time, most significant first: each rank tells how many of its tokens, or how much of their weight, falls to each of the
+256 values that the next eight bits can have, and the sums say which it is. Four rounds, of 256 numbers a row, whatever
+the vocabulary.
 
 Weights are whole multiples of 2^-40 of the most likely token's, so that their sums are exact in any order.
 """
@@ -27,9 +28,16 @@ UNIT = 2.0**40  # the weight of the most likely token: of 2^23 as likely ones th
 EVERYTHING = float("-inf")
 
 
+def kth_of_best(best: Tensor, counts: Tensor) -> Tensor:
+    """float32 [num_rows]: of `best` [num_rows, n], the largest values of all in descending order, the `counts`-th.
+    `counts` int32 [num_rows], at most n; EVERYTHING where one is 0 or less."""
+    places = (counts.long() - 1).clamp(min=0).unsqueeze(1)
+    return torch.where(counts > 0, best.gather(1, places).squeeze(1), EVERYTHING)
+
+
 def kth_largest(values: Tensor, counts: Tensor, part: VocabPart, total: Total) -> Tensor:
-    """float32 [num_rows]: of all ranks' `values` [num_rows, part.size] the `counts`-th largest, int32 [num_rows];
-    EVERYTHING where a count is 0 or less, or no less than the vocabulary."""
+    """The same of all ranks' `values` [num_rows, part.size]; EVERYTHING, too, where a count is no less than the
+    vocabulary."""
     bounded = (counts > 0) & (counts < part.vocab_size)
     search = _Search(values)
     left = counts.long().clamp(min=1, max=part.vocab_size).unsqueeze(1)
@@ -43,12 +51,21 @@ def kth_largest(values: Tensor, counts: Tensor, part: VocabPart, total: Total) -
     return torch.where(bounded, search.value(), EVERYTHING)
 
 
+def nucleus_of_best(best: Tensor, values: Tensor, tops: Tensor, top_p: Tensor, total: Total) -> Tensor:
+    """float32 [num_rows]: of all ranks' `values` [num_rows, part.size] the least of the most likely ones whose
+    probabilities add up to `top_p` [num_rows], at least one; EVERYTHING where that is 1. `tops` [num_rows, 1]: the
+    largest ones; `best` [num_rows, n]: the n largest in descending order, and all others are -inf or equal the last."""
+    limit = _limit(_weights(values, tops), top_p, total)
+    weights = _weights(best, tops)
+    kept = (weights > 0) & (weights.cumsum(dim=1) - weights < limit)
+    least = best.masked_fill(~kept, float("inf")).amin(dim=1)
+    return torch.where(top_p < 1, least, EVERYTHING)
+
+
 def nucleus_floor(values: Tensor, tops: Tensor, top_p: Tensor, total: Total) -> Tensor:
-    """float32 [num_rows]: the least of the most likely values whose probabilities add up to `top_p` [num_rows], at
-    least one; EVERYTHING where that is 1. `tops` [num_rows, 1]: the largest values."""
-    weights = (values - tops).exp_().nan_to_num_(nan=0.0).mul_(UNIT).long()
-    limit = total(weights.sum(dim=1, keepdim=True)).double() * top_p.double().unsqueeze(1)
-    limit = limit.clamp(min=1.0)  # the most likely token has nothing above it, and stays
+    """The same without `best`."""
+    weights = _weights(values, tops)
+    limit = _limit(weights, top_p, total)
     search = _Search(values)
     above = torch.zeros_like(limit, dtype=torch.int64)  # the weight of what is larger than the search has come to
     for shift in SHIFTS:
@@ -59,6 +76,15 @@ def nucleus_floor(values: Tensor, tops: Tensor, top_p: Tensor, total: Total) -> 
         above = larger.gather(1, digit)
         search.choose(digit)
     return torch.where(top_p < 1, search.value(), EVERYTHING)
+
+
+def _weights(values: Tensor, tops: Tensor) -> Tensor:
+    return (values - tops).exp_().nan_to_num_(nan=0.0).mul_(UNIT).long()
+
+
+def _limit(weights: Tensor, top_p: Tensor, total: Total) -> Tensor:
+    """float64 [num_rows, 1]: a token stays if what is above it weighs less. The most likely one does."""
+    return (total(weights.sum(dim=1, keepdim=True)).double() * top_p.double().unsqueeze(1)).clamp_(min=1.0)
 
 
 def _from_above(found: Tensor) -> Tensor:

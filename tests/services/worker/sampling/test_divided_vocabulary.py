@@ -174,9 +174,13 @@ def test_a_rank_without_any_token() -> None:
         assert_same(found, want)
 
 
-def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay() -> None:
+FEW = [{}, {**SEEDED, "top_k": 3}, {**SEEDED, "top_k": 4, "top_p": 0.7}, {**SEEDED, "min_p": 0.1}, SEEDED]
+
+
+@pytest.mark.parametrize("more", [[], [{**SEEDED, "top_p": 0.5}]], ids=["few are kept", "many may be kept"])
+def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay(more: list[dict[str, Any]]) -> None:
     """Logits that are equal on several ranks, as those of 16 bits often are."""
-    asked = [{}, {**SEEDED, "top_k": 3}, {**SEEDED, "top_p": 0.5}, {**SEEDED, "top_k": 4, "top_p": 0.7}]
+    asked = [*FEW, *more]
     steps = [logits.round() for logits in logits_of(60, len(asked), 40, 1.0)]
     want = samples(WHOLE, asked, steps)
     for found in Meeting(3).hold(lambda shard: samples(shard, asked, steps)):
@@ -201,8 +205,11 @@ def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float, place: in
         ({}, 3),
         ({"temperature": 1.0}, 3),
         ({"temperature": 1.0, "min_p": 0.1}, 4),
-        ({"temperature": 1.0, "top_k": 20}, 4 + 4 * 256),
-        ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, 5 + 8 * 256),
+        ({"temperature": 1.0, "top_k": 20}, 4 + 20),
+        ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, 5 + 20),
+        ({"temperature": 1.0, "top_k": 300}, 4 + 4 * 256),
+        ({"temperature": 1.0, "top_p": 0.9}, 5 + 4 * 256),
+        ({"temperature": 1.0, "top_k": 300, "top_p": 0.9, "min_p": 0.01}, 5 + 8 * 256),
         ({"logprobs": 5}, 3 + 1 + 2 * 5 + 6 + 1),
         ({"temperature": 1.0, "presence_penalty": 1.0, "logit_bias": {3: 1.0}, "allowed_token_ids": [3, 4]}, 3),
         ({"top_n_sigma": 1.0}, 3 + 4),
@@ -210,7 +217,7 @@ def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float, place: in
 )
 def test_what_crosses_ranks_does_not_grow_with_the_vocabulary(fields: dict[str, Any], most: int) -> None:
     """Elements that a rank sends in a step, of a row."""
-    for vocab_size in (40, 4_000, 40_000):
+    for vocab_size in (400, 4_000, 40_000):
         meeting = Meeting(2)
         meeting.hold(lambda shard, size=vocab_size: samples(shard, [fields] * 6, logits_of(1, 6, size)))
         assert 0 < meeting.num_sent <= 6 * most
