@@ -100,7 +100,7 @@ def target(load_format: str = "auto") -> Target:
         config=LlamaForCausalLM.read(ConfigFile(MODEL)),
         embedding=lambda ids: embedding[ids.long()],
         table=embedding,
-        logits=lambda features: features @ output.T,
+        whole_logits=lambda features: features @ output.T,
         output=output,
     )
     place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
@@ -218,7 +218,7 @@ def test_medusa_heads_compute_what_their_paper_says(
             x = x + F.silu(
                 F.linear(x, tensors[f"{head}.{block}.linear.weight"], tensors[f"{head}.{block}.linear.bias"])
             )
-        wanted = x @ tensors[f"{head}.{num_blocks}.weight"].T if own else given.model.logits(x)
+        wanted = x @ tensors[f"{head}.{num_blocks}.weight"].T if own else given.model.whole_logits(x)
         found = medusa.heads.logits(given.model, features, head)
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
