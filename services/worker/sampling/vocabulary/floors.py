@@ -96,7 +96,7 @@ class _Search:
     """A value of each row, as far as its bits are known."""
 
     def __init__(self, values: Tensor) -> None:
-        bits = (values + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0, its equal
+        bits = values.view(torch.int32).long()
         # In [0, 2^32), in the order of the values.
         self.keys = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF) + (1 << 31)
         self._known = torch.zeros_like(self.keys[:, :1])

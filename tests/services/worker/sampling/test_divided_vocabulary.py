@@ -187,6 +187,19 @@ def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay(more: list
         assert_same(found, want)
 
 
+def test_a_token_that_the_model_bans_and_something_forces() -> None:
+    """No token is less likely; what fills a part up is none."""
+    asked = [{**ASKED["thinking"], "thinking_token_budget": 0, "logprobs": 1}]
+    steps = logits_of(2, 1, 13)
+    for logits in steps:
+        logits[:, [0, 10]] = float("-inf")
+    want = samples(WHOLE, asked, steps)
+    assert want[0][0] == [10]
+    assert want[0][1][0].rank == 13
+    for found in Meeting(2).hold(lambda shard: samples(shard, asked, steps)):
+        assert_same(found, want)
+
+
 @pytest.mark.parametrize("place", [0, 12])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float, place: int) -> None:
