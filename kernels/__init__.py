@@ -49,6 +49,7 @@ FUNCTIONS = (
     "silu_mul",
     "sample",
     "best_of_part",
+    "digit_sums",
     "mask_logits",
     "log_softmax",
 )
@@ -98,6 +99,7 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     best_of_part: Callable[..., Tensor]
+    digit_sums: Callable[..., Tensor]
     mask_logits: Callable[..., None]
     log_softmax: Callable[[Tensor], Tensor]
     sources: dict[str, str]  # function -> package it came from

@@ -20,6 +20,7 @@ from kernels.reference.recurrent.gated_norm import gated_norm
 from kernels.reference.recurrent.short_convolution import short_convolution
 from kernels.reference.recurrent.state_space_scan import state_space_scan
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
+from kernels.reference.sampling.digit_sums import digit_sums
 from kernels.reference.sampling.log_softmax import log_softmax
 from kernels.reference.sampling.noise import gumbel_noise
 from kernels.reference.sampling.part_sampling import best_of_part
@@ -35,6 +36,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "best_of_part",
+    "digit_sums",
     "embed",
     "embed_low_rank",
     "experts",

@@ -34,7 +34,7 @@ def nan_as_inf(x):
 
 
 @triton.jit
-def _ordered_bits(x):
+def ordered_bits(x):
     """uint32 that compare as the floats do."""
     bits = x.to(tl.uint32, bitcast=True)
     return bits ^ tl.where(bits >> 31 != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
@@ -42,7 +42,7 @@ def _ordered_bits(x):
 
 @triton.jit
 def _value_of_bits(bits):
-    """The inverse of _ordered_bits."""
+    """The inverse of ordered_bits."""
     bits = bits ^ tl.where(bits >> 31 != 0, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
     return bits.to(tl.float32, bitcast=True)
 
@@ -58,7 +58,7 @@ def _kth_largest(logits_ptr, vocab_size, temperature, k, BLOCK: tl.constexpr, DI
         counts = tl.zeros([DIGITS], tl.int32)
         for start in range(0, vocab_size, BLOCK):
             tokens = start + tl.arange(0, BLOCK)
-            bits = _ordered_bits(_load(logits_ptr, tokens, vocab_size, temperature))
+            bits = ordered_bits(_load(logits_ptr, tokens, vocab_size, temperature))
             shares = (tokens < vocab_size) & ((bits | unknown) == (known | unknown))
             digits = (bits >> shift) & (DIGITS - 1)
             counts += tl.histogram(digits.to(tl.int32), DIGITS, mask=shares)

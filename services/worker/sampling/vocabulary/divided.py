@@ -12,7 +12,7 @@ from kernels.reference.sampling.part_sampling import best_of_parts
 from services.worker.layers.sharding import Shard
 from services.worker.sampling.ranking import largest_by_id
 from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.floors import kth_largest, kth_of_best, nucleus_floor, nucleus_of_best
+from services.worker.sampling.vocabulary.floors import Floors, kth_of_best
 from services.worker.sampling.vocabulary.part import VocabPart
 
 BANNED = float("-inf")
@@ -26,6 +26,7 @@ class DividedVocabulary:
         self.takes_16_bit = ops.sources["best_of_part"] == "kernels.triton"
         self._best_of_part, self._log_softmax = ops.best_of_part, ops.log_softmax
         self._ranks = shard.collectives
+        self._floors = Floors(ops.digit_sums, self.total)
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
         temperature = columns.temperature
@@ -47,9 +48,9 @@ class DividedVocabulary:
         if columns.top_k is not None and columns.most_kept:
             return self._few(values, tops, columns, columns.top_k)
         if columns.top_k is not None:
-            values = _from(values, kth_largest(values, columns.top_k, self.part, self.total))
+            values = _from(values, self._floors.kth(values, columns.top_k))
         if columns.top_p is not None:
-            values = _from(values, nucleus_floor(values, tops, columns.top_p, self.total))
+            values = _from(values, self._floors.nucleus(values, tops, columns.top_p))
         return values
 
     def _few(self, values: Tensor, tops: Tensor, columns: ChoiceColumns, top_k: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class DividedVocabulary:
         values = _from(values, floors)
         if columns.top_p is None:
             return values
-        return _from(values, nucleus_of_best(_from(best, floors), values, tops, columns.top_p, self.total))
+        return _from(values, self._floors.nucleus_of_best(_from(best, floors), values, tops, columns.top_p))
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""

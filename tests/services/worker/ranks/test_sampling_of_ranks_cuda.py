@@ -1,0 +1,47 @@
+"""The same on GPUs, where plain choices are part of CUDA graphs. Run where there are two: pytest -m gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.plans import New
+from tests.services.worker.ranks.test_sampling_of_ranks import SAMPLINGS, gathered
+from tests.services.worker.ranks.test_sharding import ranked
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_cuda import WAYS
+
+pytestmark = pytest.mark.gpu
+
+Make = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_two_gpus_choose_what_one_does(checkpoint: Make, family: str, way: str) -> None:
+    """All at once, then those that a graph chooses for: greedy ones and one that is drawn by temperature."""
+    folder, settings = checkpoint(family).folder, {"device": "cuda", "record_logits": False, **WAYS[way]}
+    whole = Rig(folder, **settings)
+    plain = [SAMPLINGS[-1], type(SAMPLINGS[0])(temperature=0.8, seed=5), SAMPLINGS[-1]]
+    with ranked(folder, **settings) as rig, gathered() as sent:
+        for samplings in (SAMPLINGS, plain):
+            slots = range(len(samplings))
+            new = [New(slot, prompt(5, slot), sampling=sampling) for slot, sampling in enumerate(samplings)]
+            for each in (whole, rig):
+                each.step(new, dict.fromkeys(slots, 5))
+                for _ in range(12):
+                    each.step()
+            assert [rig.tokens(slot) for slot in slots] == [whole.tokens(slot) for slot in slots]
+            for each in (whole, rig):
+                each.step(released=list(slots))
+        assert not [x for x in sent if x.size(-1) >= VOCAB_SIZE // 2]
