@@ -6,7 +6,8 @@ against it. A faster package need not have every function: `load` takes each fro
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
 (the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
 `prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_head_linear` and
-`head_linear`, `prepare_low_rank`, `put_low_rank`, `add_low_rank` and `embed_low_rank`.
+`head_linear`, `prepare_low_rank`, `put_low_rank`, `add_low_rank` and `embed_low_rank`, `best_of_part` and
+`best_of_parts`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ FUNCTIONS = (
     "silu_mul",
     "sample",
     "best_of_part",
+    "best_of_parts",
     "digit_sums",
     "mask_logits",
     "log_softmax",
@@ -99,6 +101,7 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     best_of_part: Callable[..., Tensor]
+    best_of_parts: Callable[[Tensor], Tensor]
     digit_sums: Callable[..., Tensor]
     mask_logits: Callable[..., None]
     log_softmax: Callable[[Tensor], Tensor]

@@ -23,7 +23,7 @@ from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling.digit_sums import digit_sums
 from kernels.reference.sampling.log_softmax import log_softmax
 from kernels.reference.sampling.noise import gumbel_noise
-from kernels.reference.sampling.part_sampling import best_of_part
+from kernels.reference.sampling.part_sampling import best_of_part, best_of_parts
 from kernels.reference.sampling.sampling import sample
 from kernels.reference.sampling.token_mask import mask_logits
 
@@ -36,6 +36,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "best_of_part",
+    "best_of_parts",
     "digit_sums",
     "embed",
     "embed_low_rank",

@@ -21,7 +21,7 @@ from kernels.triton.recurrent.short_convolution import short_convolution
 from kernels.triton.recurrent.state_space_scan import state_space_scan
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.sampling.digit_sums import digit_sums
-from kernels.triton.sampling.part_sampling import best_of_part
+from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
 from kernels.triton.sampling.sampling import sample
 from kernels.triton.sampling.token_mask import mask_logits
 
@@ -41,6 +41,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "best_of_part",
+    "best_of_parts",
     "digit_sums",
     "embed_low_rank",
     "experts",

@@ -23,7 +23,7 @@ from kernels.triton.precompile.packed_jobs import packed_jobs
 from kernels.triton.precompile.precompile import ModelShape
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.sampling.digit_sums import digit_sums
-from kernels.triton.sampling.part_sampling import best_of_part
+from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
 from kernels.triton.sampling.sampling import sample
 from kernels.triton.sampling.token_mask import mask_logits
 from kernels.triton.single_row.row_attention import row_attention
@@ -119,7 +119,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         of_rows = torch.empty(rows, shape.vocab_size) if filtered else logits[:rows]
         best_of_part(of_rows, floats[:rows] if temperature else None, keys[0][:rows], keys[1][:rows], 0)
 
-    def search() -> None:
+    def between_ranks() -> None:
+        best_of_parts(ints(2, 8, 3))
         values, known = torch.empty(8, shape.vocab_size), torch.zeros(8, 1, dtype=torch.int64)
         digit_sums(values, None, known, 24)
         digit_sums(values, torch.empty(8, 1), known, 24)
@@ -133,7 +134,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             yield lambda: choose_of_part(8, True)
             yield lambda: choose_of_part(8, False)
             yield lambda: choose_of_part(8, True, filtered=True)
-            yield search
+            yield between_ranks
 
     def norms() -> None:
         rms_norm(of(8, hidden), of(hidden), 1e-6)

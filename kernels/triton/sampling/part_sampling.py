@@ -65,6 +65,22 @@ def _best_of_blocks(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_blocks, BLOCK
     tl.store(out + 2, top.to(tl.int32, bitcast=True))
 
 
+@triton.jit(do_not_specialize=["num_rows", "num_parts"])
+def _best_of_parts(found_ptr, out_ptr, num_rows, num_parts, PARTS: tl.constexpr, FIELDS: tl.constexpr):
+    """A row's token; -1 if its largest logit is infinite or NaN. Of equal scores the first part's is taken."""
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    inside = part < num_parts
+    at = found_ptr + (part * num_rows + row) * FIELDS
+    scores = tl.load(at, mask=inside, other=0).to(tl.float32, bitcast=True)
+    tops = tl.load(at + 2, mask=inside, other=0).to(tl.float32, bitcast=True)
+    _, best = tl.max(tl.where(inside, scores, float("-inf")), 0, return_indices=True)
+    top = tl.max(tl.where(inside, tops, float("-inf")), 0)
+    token = tl.load(found_ptr + (best * num_rows + row) * FIELDS + 1)
+    lost = (top == float("inf")) | (top == float("-inf"))
+    tl.store(out_ptr + row, tl.where(lost, -1, token))
+
+
 def best_of_part(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
@@ -96,4 +112,14 @@ def best_of_part(
     )
     blocks = max(triton.next_power_of_2(num_blocks), 2)
     _best_of_blocks[(rows,)](scores, tokens, tops, out, num_blocks, BLOCKS=blocks, FIELDS=FIELDS, num_warps=1)
+    return out
+
+
+def best_of_parts(found: torch.Tensor) -> torch.Tensor:
+    assert found.is_contiguous()
+    num_parts, rows, _ = found.shape
+    out = torch.empty(rows, dtype=torch.int32, device=found.device)
+    if rows:
+        parts = max(triton.next_power_of_2(num_parts), 2)
+        _best_of_parts[(rows,)](found, out, rows, num_parts, PARTS=parts, FIELDS=FIELDS, num_warps=1)
     return out

@@ -26,7 +26,7 @@ OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
 OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan"})
 TAKES_ROWS = {
-    "cpu": frozenset({"best_of_part", "digit_sums", "log_softmax"}) | NOT_CALLED,
+    "cpu": frozenset({"best_of_part", "best_of_parts", "digit_sums", "log_softmax"}) | NOT_CALLED,
     "cuda": frozenset({"embed"}) | NOT_CALLED,
 }
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device

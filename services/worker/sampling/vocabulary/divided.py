@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import Ops
-from kernels.reference.sampling.part_sampling import best_of_parts
 from services.worker.layers.sharding import Shard
 from services.worker.sampling.ranking import largest_by_id
 from services.worker.sampling.vocabulary.columns import ChoiceColumns
@@ -24,7 +23,8 @@ class DividedVocabulary:
     def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
         self.part = VocabPart.of(shard, vocab_size)
         self.takes_16_bit = ops.sources["best_of_part"] == "kernels.triton"
-        self._best_of_part, self._log_softmax = ops.best_of_part, ops.log_softmax
+        self._best_of_part, self._best_of_parts = ops.best_of_part, ops.best_of_parts
+        self._log_softmax = ops.log_softmax
         self._ranks = shard.collectives
         self._floors = Floors(ops.digit_sums, self.total)
 
@@ -34,7 +34,7 @@ class DividedVocabulary:
             logits = self.filtered(logits, columns)
             temperature = (temperature > 0).float()  # which they have been divided by
         found = self._best_of_part(logits, temperature, seeds, positions, self.part.first)
-        return best_of_parts(self._ranks.gather(found))
+        return self._best_of_parts(self._ranks.gather(found))
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         temperature, values = columns.temperature, logits.float()

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.reference.sampling.part_sampling import best_of_parts
-from kernels.triton.sampling.part_sampling import best_of_part
+from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
 from tests.kernels.triton.sampling.test_sampling import INF, assert_same_choice, column, rows_of
 
 
@@ -61,3 +60,19 @@ def test_rows_of_a_wider_tensor_and_no_rows(device):
     got = best_of_part(wide[:, 100:400], None, seeds, positions, 100)
     assert torch.equal(got[:, 1], (100 + wide[:, 100:400].argmax(dim=1)).int())
     assert best_of_part(wide[:0], None, seeds[:0], positions[:0], 0).shape == (0, 3)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_the_best_of_parts_is_the_reference(device, num_parts):
+    """Equal scores, rows that are lost to one part or to all, ids of any size."""
+    scores = torch.randn(num_parts, 40).round()
+    tops = torch.randn(num_parts, 40)
+    scores[:, 3], tops[:, 3] = -INF, -INF
+    tops[-1, 5], scores[0, 7], tops[0, 7] = INF, float("nan"), INF
+    ids = torch.randint(0, 200_000, (num_parts, 40), dtype=torch.int32)
+    found = torch.stack((scores.view(torch.int32), ids, tops.view(torch.int32)), dim=2).to(device)
+    got = best_of_parts(found)
+    assert torch.equal(got, reference.best_of_parts(found))
+    assert got[[3, 5, 7]].tolist() == [-1, -1, -1]
+    assert (got >= 0).sum() == 37
+    assert best_of_parts(found[:, :0].contiguous()).shape == (0,)
