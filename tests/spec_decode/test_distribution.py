@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+import kernels
 from kernels import reference
+from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
 from services.worker.spec_decode.rejection import keep_or_draw, uniform
 
 VOCAB = 10
 DRAWS = 200_000
+
+
+ALL_TOKENS = UndividedVocabulary(VOCAB, kernels.load("cpu"))
 
 
 def logits_of(seed: int, scale: float = 1.5) -> torch.Tensor:
@@ -30,15 +35,25 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     return reference.sample(rows(logits, len(seeds)), hot, None, None, None, seeds, positions).long()
 
 
+def ruled(
+    target: torch.Tensor,
+    proposed: torch.Tensor | None,
+    drafts: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    return keep_or_draw(target, proposed, drafts, seeds=seeds, positions=positions, vocabulary=ALL_TOKENS)
+
+
 def first_tokens(target: torch.Tensor, proposed: torch.Tensor | None, count: int, seed: int) -> torch.Tensor:
     """The token at a position for which something was drafted; without `proposed` always token 3."""
     seeds = torch.arange(count) * 7919 + seed
     positions = torch.full((count,), 5, dtype=torch.int32)
     if proposed is None:
         drafts = torch.full((count,), 3)
-        return keep_or_draw(rows(target, count), None, drafts, seeds, positions)
+        return ruled(rows(target, count), None, drafts, seeds, positions)
     drafts = draw(proposed, seeds + 1_000_003, positions)
-    return keep_or_draw(rows(target, count), rows(proposed, count), drafts, seeds, positions)
+    return ruled(rows(target, count), rows(proposed, count), drafts, seeds, positions)
 
 
 @pytest.mark.parametrize("proposed", [None, logits_of(2), logits_of(1)], ids=["certain", "another model", "the same"])
@@ -58,7 +73,7 @@ def test_what_follows_a_kept_draft_is_independent_of_it() -> None:
     seeds = torch.arange(DRAWS) * 31 + 5
     at = [torch.full((DRAWS,), position, dtype=torch.int32) for position in (5, 6)]
     drafts = draw(proposed, seeds + 77, at[0])
-    one = keep_or_draw(rows(first, DRAWS), rows(proposed, DRAWS), drafts, seeds, at[0])
+    one = ruled(rows(first, DRAWS), rows(proposed, DRAWS), drafts, seeds, at[0])
     kept = one == drafts
     two = draw(second, seeds, at[1])
     pairs = torch.zeros(VOCAB, VOCAB).index_put_((one[kept], two[kept]), torch.ones(int(kept.sum())), accumulate=True)
@@ -72,7 +87,7 @@ def test_drafts_are_kept_as_often_as_both_distributions_overlap() -> None:
     seeds = torch.arange(DRAWS)
     positions = torch.zeros(DRAWS, dtype=torch.int32)
     drafts = draw(proposed, seeds + 9_999_991, positions)
-    kept = keep_or_draw(rows(target, DRAWS), rows(proposed, DRAWS), drafts, seeds, positions) == drafts
+    kept = ruled(rows(target, DRAWS), rows(proposed, DRAWS), drafts, seeds, positions) == drafts
     overlap = float(torch.minimum(target.softmax(0), proposed.softmax(0)).sum())
     assert float(kept.float().mean()) == pytest.approx(overlap, abs=0.005)
 

@@ -26,16 +26,22 @@ def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
     without one."""
     if ready.choice.temperature is None:
         return ready.choose()
-    # Before a choice, which may overwrite the logits.
-    target = ready.vocabulary.whole(ready.choice.filtered(ready.logits, slice(None)))
+    target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
     chosen = ready.choose()
     following = upload(rows.following, chosen.device).long()
     drafts = following.clamp(min=0)
     proposed = None
     if rows.proposed is not None:
         proposed = target.clone()
-        proposed[following >= 0] = rows.proposed
-    ruled = keep_or_draw(target, proposed, drafts, ready.choice.seeds, ready.positions.device)
+        proposed[following >= 0] = ready.vocabulary.taken(rows.proposed)
+    ruled = keep_or_draw(
+        target,
+        proposed,
+        drafts,
+        seeds=ready.choice.seeds,
+        positions=ready.positions.device,
+        vocabulary=ready.vocabulary,
+    )
     by_rule = (following >= 0) & (ready.choice.temperature > 0) & (chosen >= 0)
     return torch.where(by_rule, ruled.int(), chosen)
 

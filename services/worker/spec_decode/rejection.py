@@ -11,25 +11,37 @@ import torch
 from torch import Tensor
 
 from kernels.reference.sampling.noise import gumbel_noise
+from services.worker.sampling.vocabulary.port import Vocabulary
 
 # Added to the seed: what is drawn for different purposes at one position must be independent.
 KEEP, REST, DRAFT = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x1405_7B7E_F767_814F
 
 
-def keep_or_draw(target: Tensor, proposed: Tensor | None, drafts: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def keep_or_draw(
+    target: Tensor,
+    proposed: Tensor | None,
+    drafts: Tensor,
+    *,
+    seeds: Tensor,
+    positions: Tensor,
+    vocabulary: Vocabulary,
+) -> Tensor:
     """int64 [num_rows]: each row's draft if it is kept, else another token.
 
-    target: float32 [num_rows, vocab_size], logarithms of what p is proportional to
+    target: float32 [num_rows, part.size], logarithms of what p is proportional to, of the vocabulary's part
     proposed: the same of q; None: each draft was certain
     drafts: int64 [num_rows]
     seeds: int64 [num_rows]; positions: int32 [num_rows]
     """
-    p = target.softmax(dim=1)
-    q = torch.zeros_like(p).scatter_(1, drafts.unsqueeze(1), 1.0) if proposed is None else proposed.softmax(dim=1)
-    chances = [probability.gather(1, drafts.unsqueeze(1)).squeeze(1) for probability in (p, q)]
+    p, drafted = vocabulary.softmax(target), drafts.unsqueeze(1)
+    if proposed is None:
+        places, here = vocabulary.part.places(drafted)
+        q = torch.zeros_like(p).scatter_(1, places, here.float())
+    else:
+        q = vocabulary.softmax(proposed)
+    chances = [vocabulary.at(probability, drafted).squeeze(1) for probability in (p, q)]
     kept = uniform(seeds + KEEP, positions) * chances[1] <= chances[0]
-    rest = (p - q).clamp_(min=0).log_()
-    others = (rest + gumbel_noise(seeds + REST, positions, rest.size(1))).argmax(dim=1)
+    others = vocabulary.drawn((p - q).clamp_(min=0).log_(), seeds + REST, positions)
     return drafts.where(kept, others)
 
 

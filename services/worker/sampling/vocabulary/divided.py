@@ -64,6 +64,12 @@ class DividedVocabulary:
             return values
         return _from(values, self._floors.nucleus_of_best(_from(best, floors), values, tops, columns.top_p))
 
+    def drawn(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        return self.sample(logits, ChoiceColumns(torch.ones_like(logits[:, 0])), seeds, positions).clamp_(min=0).long()
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        return self.log_softmax(logits).exp_()
+
     def log_softmax(self, logits: Tensor) -> Tensor:
         """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""
         values: Tensor = self._log_softmax(logits)

@@ -30,6 +30,12 @@ class Vocabulary(Protocol):
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         """What sample() draws from: logits by temperature, -inf where a filter dropped a token."""
 
+    def drawn(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """int64 [num_rows]: by these logarithms of chances alone; any token where no logit is finite."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """A copy."""
+
     def log_softmax(self, logits: Tensor) -> Tensor:
         """A copy."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels import Ops
+from kernels.reference.sampling.noise import gumbel_noise
 from kernels.reference.sampling.sampling import filtered
 from services.worker.sampling.ranking import largest_by_id
 from services.worker.sampling.vocabulary.columns import ChoiceColumns
@@ -24,6 +25,12 @@ class UndividedVocabulary:
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         return filtered(logits, *columns.all)
+
+    def drawn(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        return (logits + gumbel_noise(seeds, positions, logits.size(1))).argmax(dim=1)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=1)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return self._log_softmax(logits)

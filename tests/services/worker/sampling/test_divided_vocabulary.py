@@ -236,12 +236,18 @@ def test_what_crosses_ranks_does_not_grow_with_the_vocabulary(fields: dict[str, 
         assert 0 < meeting.num_sent <= 6 * most
 
 
-def chosen_for_drafts(shard: Shard, method: str, asked: list[dict[str, Any]], logits: torch.Tensor) -> list[list[int]]:
-    """Two drafts of each slot, and what its three rows say."""
+def chosen_for_drafts(
+    shard: Shard,
+    method: str,
+    asked: list[dict[str, Any]],
+    logits: torch.Tensor,
+    proposed: torch.Tensor | None = None,
+) -> list[list[int]]:
+    """Two drafts of each slot, and what its three rows say. `proposed`: what drafts were drawn from."""
     sampler, slots = sampler_of(shard, asked, logits.size(1)), np.arange(len(asked))
     counts = np.full(len(asked), 2, dtype=np.int32)
     token_ids = np.arange(2 * len(asked), dtype=np.int32) * 5 % logits.size(1)
-    drafts = DraftRows.of(slots, counts, Drafts(slots, counts, token_ids))
+    drafts = DraftRows.of(slots, counts, Drafts(slots, counts, token_ids, proposed))
     places = np.tile(np.arange(6, 9, dtype=np.int32), len(asked))
     positions = Positions(places, torch.from_numpy(places), torch.from_numpy(drafts.ahead))
     ready = sampler.process(sampler.vocabulary.taken(logits).clone(), np.repeat(slots, 3), positions)
@@ -250,13 +256,24 @@ def chosen_for_drafts(shard: Shard, method: str, asked: list[dict[str, Any]], lo
     return [chosen, *(row.ids for row in said[1])]
 
 
+@pytest.mark.parametrize("are_drawn", [False, True])
 @pytest.mark.parametrize("method", CHOICES)
-def test_drafts_are_verified_as_by_the_whole(method: str) -> None:
-    asked = [fields for name, fields in ASKED.items() if name not in {"beam", "nothing is left"}]
-    (logits,) = logits_of(1, 3 * len(asked), 13)
-    want = chosen_for_drafts(WHOLE, method, asked, logits)
-    for found in Meeting(2).hold(lambda shard: chosen_for_drafts(shard, method, asked, logits)):
+def test_drafts_are_verified_as_by_the_whole(method: str, are_drawn: bool) -> None:
+    asked = [fields for name, fields in ASKED.items() if name not in {"beam", "nothing is left"}] * 4
+    logits, others = logits_of(2, 3 * len(asked), 13)
+    proposed = logits[: 2 * len(asked)] + 0.3 * others[: 2 * len(asked)] if are_drawn else None
+    want = chosen_for_drafts(WHOLE, method, asked, logits, proposed)
+    for found in Meeting(2).hold(lambda shard: chosen_for_drafts(shard, method, asked, logits, proposed)):
         assert found == want
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_no_draft_brings_logits_together(method: str) -> None:
+    meeting = Meeting(2)
+    (logits,) = logits_of(1, 3 * 4, 4_000)
+    meeting.hold(lambda shard: chosen_for_drafts(shard, method, [SEEDED] * 4, logits, logits[:8] / 2))
+    assert meeting.sent
+    assert meeting.num_sent <= 12 * 12
 
 
 def test_only_rows_that_ask_for_a_processor_of_whole_rows_are_brought_together() -> None:
