@@ -24,8 +24,9 @@ FEW = 256  # tokens: as many numbers as a round of a search among all sends (voc
 class Choice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW) -> None:
+        """`few`: 0 where what becomes of a row must not depend, to the bit, on what others ask for."""
+        self._vocab_size, self._few = vocab_size, few
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
         self.top_k = np.zeros(num_slots, dtype=np.int32)
@@ -47,7 +48,7 @@ class Choice:
     def most_kept(self, slots: Rows) -> int:
         """As ChoiceColumns has it."""
         counts = self.top_k[slots]
-        have_many = (counts > FEW) | ((counts == 0) & (self.top_p[slots] < 1))
+        have_many = (counts > self._few) | ((counts == 0) & (self.top_p[slots] < 1))
         return 0 if have_many.any() else int(counts.max(initial=0))
 
     def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
-from services.worker.sampling.choice import BoundChoice, Choice
+from services.worker.sampling.choice import FEW, BoundChoice, Choice
 from services.worker.sampling.component import Bound, Component, Positions, SlotState
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.logits_processors import LogitsProcessors, Make
@@ -163,7 +163,7 @@ class Sampler:
             TopNSigma(self.vocabulary, device),  # of what can be chosen at all
         ]
         self._parts: list[SlotState] = [self.logprobs, *self._features]
-        self._choice = Choice(num_slots, vocab_size, device)
+        self._choice = Choice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW)
         self._bindings: _Bindings | None = None
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
 

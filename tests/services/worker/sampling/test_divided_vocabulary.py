@@ -96,7 +96,14 @@ def rows_of(sampled: Sampled) -> tuple[list[int], list[Row]]:
     return tokens, [Row(ids[0], ids[1 : n + 1], values[: n + 1], rank) for n, ids, values, rank in rows if ids[0] >= 0]
 
 
-def sampler_of(shard: Shard, asked: list[dict[str, Any]], vocab_size: int, mode: str = "raw_logprobs") -> Sampler:
+def sampler_of(
+    shard: Shard,
+    asked: list[dict[str, Any]],
+    vocab_size: int,
+    mode: str = "raw_logprobs",
+    *,
+    batch_invariant: bool = False,
+) -> Sampler:
     """With a slot for each that asks."""
     ops = kernels.load("cpu", ("kernels.reference",))
     sampler = Sampler(
@@ -106,6 +113,7 @@ def sampler_of(shard: Shard, asked: list[dict[str, Any]], vocab_size: int, mode:
         ops,
         CPU,
         logprobs_mode=mode,
+        batch_invariant=batch_invariant,
         processors={"multiples": Multiples},
         vocabulary=open_vocabulary(shard, vocab_size, ops),
     )
@@ -175,6 +183,24 @@ def test_a_rank_without_any_token() -> None:
 
 
 FEW = [{}, {**SEEDED, "top_k": 3}, {**SEEDED, "top_k": 4, "top_p": 0.7}, {**SEEDED, "min_p": 0.1}, SEEDED]
+
+
+def test_what_becomes_of_a_row_does_not_hang_on_the_way_that_others_go() -> None:
+    """Where that is asked for all rows are searched alike: what crosses for a row is what crosses beside another."""
+    crossed = []
+    for others in ([], [{**SEEDED, "top_p": 0.5}]):
+        meeting, asked = Meeting(2), [{**SEEDED, "top_k": 4, "top_p": 0.7}, *others]
+
+        def work(shard: Shard, asked: list[dict[str, Any]] = asked) -> list[int]:
+            sampler = sampler_of(shard, asked, 400, batch_invariant=True)
+            positions = np.full(len(asked), 6, dtype=np.int32)
+            rows = sampler.vocabulary.taken(logits_of(1, 2, 400)[0][: len(asked)]).clone()
+            at = Positions(positions, torch.from_numpy(positions))
+            token_ids: list[int] = sampler.sample(rows, np.arange(len(asked)), at).token_ids.tolist()
+            return token_ids[:1]
+
+        crossed.append((meeting.hold(work), [x[:1].tolist() for x in meeting.sent]))
+    assert crossed[0] == crossed[1]
 
 
 @pytest.mark.parametrize("more", [[], [{**SEEDED, "top_p": 0.5}]], ids=["few are kept", "many may be kept"])
