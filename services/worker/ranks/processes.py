@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Literal, Protocol
 
 from services.worker.ranks import follower
 from services.worker.ranks.follower import Lines, RankReplica
@@ -22,7 +22,7 @@ from services.worker.ranks.wire import Reply
 # and goes on, nobody is taken for dead.
 MOST_SILENT_LOOKS = 4
 
-START_METHOD = "spawn"  # multiprocessing's; neither threads nor CUDA survive a fork
+START_METHOD: Literal["spawn", "forkserver"] = "spawn"  # multiprocessing's; neither threads nor CUDA survive a fork
 
 
 class Rank(Protocol):
