@@ -73,5 +73,5 @@ def pytest_collection_finish() -> None:
     """Services and ranks begin with what they import in memory; what files of tests set at import is set by now."""
     process.launch = Zygotes().start
     if ranks := sys.modules.get("services.worker.ranks.processes"):
-        ranks.START_METHOD = "forkserver"  # type: ignore[attr-defined]
+        ranks.BEGINNING = multiprocessing.get_context("forkserver")  # type: ignore[attr-defined]
         multiprocessing.set_forkserver_preload(["services.worker.service"])

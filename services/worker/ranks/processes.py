@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Literal, Protocol
+from typing import Protocol
 
 from services.worker.ranks import follower
 from services.worker.ranks.follower import Lines, RankReplica
@@ -22,7 +23,7 @@ from services.worker.ranks.wire import Reply
 # and goes on, nobody is taken for dead.
 MOST_SILENT_LOOKS = 4
 
-START_METHOD: Literal["spawn", "forkserver"] = "spawn"  # multiprocessing's; neither threads nor CUDA survive a fork
+BEGINNING: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # threads survive no fork
 
 
 class Rank(Protocol):
@@ -102,11 +103,10 @@ class RankProcesses:
         if not seats:
             return
         self._ring = ring = Ring(len(seats))
-        context = multiprocessing.get_context(START_METHOD)
         for place, seat in enumerate(seats):
-            ours, theirs = context.Pipe()
+            ours, theirs = BEGINNING.Pipe()
             arguments = (Lines(ring.reader(place), theirs), seat, build)
-            process = context.Process(target=follower.run, args=arguments, name=f"rank {seat.rank}", daemon=True)
+            process = BEGINNING.Process(target=follower.run, args=arguments, name=f"rank {seat.rank}", daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the link
             self.ranks.append(RankProcess(seat.rank, process, ours, functools.partial(ring.pulse, place)))
