@@ -28,8 +28,10 @@ def turns(system: str | Sequence[Block] | None, messages: Iterable[MessageBody])
     return written
 
 
-def _text_blocks(content: str | Sequence[Block], place: str) -> list[Block]:
-    blocks: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+def _text_blocks(content: Any, place: str) -> list[Block]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise InvalidArgument(f"{place} must be text or a list of blocks", field="messages")
     for block in blocks:
         if block.get("type") == "text" and not isinstance(block.get("text"), str):
             raise InvalidArgument(f"{place}: a block of type text needs text", field="messages")
@@ -87,5 +89,5 @@ def _result(block: Block, place: str) -> Mapping[str, Any]:
 
 def _not_offered(block: Block, place: str) -> Unimplemented:
     return Unimplemented(
-        f"{place}: blocks of type {block.get('type')!r} are not offered by this server", field="messages"
+        f"{place}: blocks of type {block.get('type')!r:.64} are not offered by this server", field="messages"
     )
