@@ -22,6 +22,7 @@ from shared.errors import Unimplemented
 FILES, BATCHES = "/v1/files", "/v1/batches"
 FORM = {
     "requestBody": {
+        "required": True,
         "content": {
             "multipart/form-data": {
                 "schema": {
@@ -30,7 +31,7 @@ FORM = {
                     "required": ["purpose", "file"],
                 }
             }
-        }
+        },
     }
 }
 Most = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MOST_LISTED})]

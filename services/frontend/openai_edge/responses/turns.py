@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from services.frontend.openai_edge.responses.said import ROLES, TEXT_PARTS
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Item = Mapping[str, Any]
-
-TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def as_items(given: str | Sequence[Item]) -> list[Item]:
@@ -60,7 +59,7 @@ class _Turns:
 
     def _message(self, item: Item, place: str) -> None:
         role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
-        if role not in ("user", "assistant", "system", "developer"):
+        if role not in ROLES:
             raise InvalidArgument(
                 f"{place}: role must be user, assistant, system or developer, got {role!r:.64}", field="input"
             )
@@ -97,16 +96,23 @@ def _call(item: Item, place: str) -> Mapping[str, Any]:
 
 def _thoughts(item: Item, place: str) -> list[str]:
     """What was thought, or else what its summary says."""
-    parts = item.get("content") or item.get("summary") or []
+    content, summary = _texts(item.get("content"), place), _texts(item.get("summary"), place)
+    return content or summary
+
+
+def _texts(parts: Any, place: str) -> list[str]:
+    """Of parts of any type; None is no part."""
+    if parts is None:
+        return []
     if not isinstance(parts, list):
         raise InvalidArgument(f"{place}: content and summary of reasoning must be lists of parts", field="input")
-    return [_thought(part, place) for part in parts]
+    return [_text_of(part, place) for part in parts]
 
 
-def _thought(part: Any, place: str) -> str:
+def _text_of(part: Any, place: str) -> str:
     text = part.get("text", "") if isinstance(part, dict) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"{place}: a part of reasoning needs its text", field="input")
+        raise InvalidArgument(f"{place}: a part of reasoning must have its text in text", field="input")
     return text
 
 

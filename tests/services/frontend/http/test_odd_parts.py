@@ -35,6 +35,9 @@ def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
         blocks = [{"type": "tool_result", "tool_use_id": "a", "content": odd}]
         messages = [{"role": "user", "content": blocks}]
         yield "/v1/messages", {"messages": messages, "max_tokens": 2}, "messages[0].content must be text"
+        yield "/v1/messages", {"system": odd, "messages": [LAST], "max_tokens": 2}, "system"
+    for block in ({"type": "image", "source": {}}, {"text": "hi"}):
+        yield "/v1/messages", {"system": [block], "messages": [LAST], "max_tokens": 2}, "system: blocks of type "
     for kind in ([], {}, [{"type": "text"}], 5, None):
         part = {"type": kind, "text": "hi"}
         yield "/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}, "messages: content of type "
@@ -59,7 +62,7 @@ async def test_parts_that_nobody_can_read_are_refused(
 
 
 async def test_what_is_empty_in_their_places_is_nothing(frontend: Running) -> None:
-    for empty in (None, [], ""):
+    for empty in (None, []):
         items = [{"type": "reasoning", "content": empty, "summary": empty}, LAST]
         calls = [{"role": "assistant", "content": "so", "tool_calls": empty}, LAST]
         result = [{"type": "tool_result", "tool_use_id": "a", "content": empty}]
