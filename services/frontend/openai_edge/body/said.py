@@ -63,12 +63,6 @@ OF_GENERATIONS = (
     needs("stream_options", SENT, "stream", ASKED),
     needs("retention_s", SENT, "resumable", ASKED),
     needs("resumable", ASKED, "stream", ASKED),
-    {
-        "not": {
-            "required": ["resumable", "use_beam_search"],
-            "properties": {"resumable": ASKED, "use_beam_search": ASKED},
-        }
-    },
 )
 OF_CHATS = (
     *OF_GENERATIONS,

@@ -163,7 +163,6 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ),
     ("/v1/completions", {"resumable": True}, False),
     ("/v1/completions", {"resumable": True, "stream": True}, True),
-    ("/v1/completions", {"resumable": True, "stream": True, "use_beam_search": True}, False),
     ("/v1/chat/completions", {"resumable": True, "stream": None}, False),
     *(("/v1/responses", {"input": [item, *SAID]}, good) for item, good in ITEMS),
     *(("/v1/messages", {"messages": [said, *SAID]}, good) for said, good in TURNS),
