@@ -22,6 +22,7 @@ MOST_RANKS = 1 << 16
 Seconds = Annotated[float, Field(gt=0, le=540)]
 Mode = Literal["keep", "abort", "wait"]
 Tag = Literal["weights", "kv_cache"]
+Clear = Annotated[bool, Query(json_schema_extra={"const": False})]
 MODES: dict[str, pb.PauseMode] = {
     "keep": pb.PAUSE_MODE_KEEP,
     "abort": pb.PAUSE_MODE_ABORT,
@@ -103,7 +104,7 @@ class OperationRoutes:
         self.router.add_api_route("/is_paused", self.is_paused, methods=["GET"])
         self.router.add_api_route("/is_sleeping", self.is_sleeping, methods=["GET"])
 
-    async def pause(self, mode: Mode = "keep", clear_cache: bool = False) -> dict[str, Any]:
+    async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
         if clear_cache:
             raise Unimplemented("clear_cache: prefixes stay, until the weights change", field="clear_cache")
         paused = await self._schedulers.pause_generation(pb.PauseGenerationRequest(mode=MODES[mode]))

@@ -89,6 +89,9 @@ async def test_the_guards_come_before(frontend: Running) -> None:
 async def test_what_vllm_clears_stays_and_is_not_said_to_be_cleared(frontend: Running) -> None:
     refused = await frontend.http.post("/pause?clear_cache=true", headers=SHOWN)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "clear_cache")
+    document = (await frontend.http.get("/openapi.json")).json()
+    (said,) = [one for one in document["paths"]["/pause"]["post"]["parameters"] if one["name"] == "clear_cache"]
+    assert said["schema"]["const"] is False
 
 
 async def test_items_of_a_response_come_in_the_order_that_is_asked_for(frontend: Running) -> None:
