@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib
 
+from quire import interrupts
 from quire.cli.flags import add_settings
 from shared.models import model_hub
 from shared.process import lifecycle
@@ -37,4 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _located(load(SERVICES[role], SERVICES, flags))
     serve = importlib.import_module(settings.main_module).serve
     with with_own_name(settings) as settings:
-        return lifecycle.run(functools.partial(serve, settings))
+        status = lifecycle.run(functools.partial(serve, settings))
+    if interrupts.IS_COMMAND:
+        lifecycle.leave(status)
+    return status

@@ -5,11 +5,13 @@ no second one where it drains already for another reason.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -93,6 +95,18 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
         say(f"quire: {error.message}", sys.stderr)
         return EXIT_FAILED if isinstance(error, Internal) else EXIT_STARTUP_ERROR
     return 0
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process with all that is registered for its end, but without Python's and libraries' own tidying up.
+    Threads that were left alone may be in the middle of a library's code, a model's or a vocabulary's, which would be
+    taken away under them: a signal instead of `status`."""
+    atexit._run_exitfuncs()
+    flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def keep_for_good(collector: Collector | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from services.frontend.anthropic_edge.tools import MODES
 from services.frontend.http.known_fields import closed
 from services.frontend.http.ranges import needs
@@ -47,7 +48,7 @@ TOOL: dict[str, Any] = {
 class MessageBody(BaseModel):
     """One turn."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*OF_ROLES]})
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
@@ -81,7 +82,7 @@ class CountBody(BaseModel):
 
     model: str = ""
     messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
-    system: str | list[dict[str, Any]] | None = None
+    system: str | list[dict[str, Any]] | None = Field(None, json_schema_extra=SYSTEM)
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra={"items": TOOL})
     tool_choice: dict[str, Any] | None = Field(None, json_schema_extra=TOOL_CHOICE)
     thinking: Thinking | None = None

@@ -7,18 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.anthropic_edge.bodies import MessageBody
+from services.frontend.anthropic_edge.said import THOUGHTS
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Block = Mapping[str, Any]
 
-THOUGHTS = ("thinking", "redacted_thinking")
-
 
 def turns(system: str | Sequence[Block] | None, messages: Iterable[MessageBody]) -> list[Mapping[str, Any]]:
     written: list[Mapping[str, Any]] = []
     if system:
-        written.append(conversation.message("system", _joined(_text_blocks(system, "system"))))
+        written.append(conversation.message("system", _joined(_texts_alone(system, "system"))))
     for number, message in enumerate(messages):
         blocks = _text_blocks(message.content, f"messages[{number}].content")
         if message.role == "assistant":
@@ -28,12 +27,27 @@ def turns(system: str | Sequence[Block] | None, messages: Iterable[MessageBody])
     return written
 
 
-def _text_blocks(content: str | Sequence[Block], place: str) -> list[Block]:
-    blocks: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+def _text_blocks(content: Any, place: str) -> list[Block]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise InvalidArgument(f"{place} must be text or a list of blocks", field=_field(place))
     for block in blocks:
         if block.get("type") == "text" and not isinstance(block.get("text"), str):
-            raise InvalidArgument(f"{place}: a block of type text needs text", field="messages")
+            raise InvalidArgument(f"{place}: a block of type text needs text", field=_field(place))
     return blocks
+
+
+def _texts_alone(content: Any, place: str) -> list[Block]:
+    """Where nothing else may stand."""
+    blocks = _text_blocks(content, place)
+    for block in blocks:
+        if block.get("type") != "text":
+            raise _not_offered(block, place)
+    return blocks
+
+
+def _field(place: str) -> str:
+    return place.partition("[")[0]
 
 
 def _joined(blocks: Iterable[Block]) -> str:
@@ -76,16 +90,13 @@ def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[
 
 
 def _result(block: Block, place: str) -> Mapping[str, Any]:
-    content = _text_blocks(block.get("content") or "", place)
-    for inner in content:
-        if inner.get("type") != "text":
-            raise _not_offered(inner, place)
-    text = _joined(content)
+    content = block.get("content")
+    text = _joined(_texts_alone("" if content is None else content, place))
     failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
     return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
 
 
 def _not_offered(block: Block, place: str) -> Unimplemented:
     return Unimplemented(
-        f"{place}: blocks of type {block.get('type')!r} are not offered by this server", field="messages"
+        f"{place}: blocks of type {block.get('type')!r:.64} are not offered by this server", field=_field(place)
     )

@@ -18,8 +18,8 @@ Schema = dict[str, Any]
 LENIENT = (
     "Numbers and booleans may stand in bodies as text, booleans in place of numbers, and 0 and 1 in place of booleans; "
     "token ids of prompts have no fraction, not even .0; an empty text is taken where the tokenizer puts tokens around "
-    "it. What depends on the model is not said here: its context, its vocabulary, and whether it generates, embeds or "
-    "classifies."
+    "it. What depends on the model or on settings is not said here: its context, its vocabulary, whether it generates, "
+    "embeds or classifies, and whether requests have priorities; nor that ids and tenants are printable characters."
 )
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
 HTTP_METHODS = ("get", "post", "delete")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.frontend.input_processor import sampling_rules as rules
+from services.frontend.input_processor.pooling import MOST_DIMENSIONS
 
 Schema = dict[str, Any]
 
@@ -19,6 +20,7 @@ TOKEN_IDS: Schema = {"items": {"minimum": 0}}
 AT_LEAST_ONE: Schema = {"minimum": 1}
 SEED: Schema = {"minimum": -rules.SEED_BOUND, "maximum": rules.SEED_BOUND - 1}
 REPETITION: Schema = {"minimum": 1 / rules.MAX_REPETITION_PENALTY, "maximum": rules.MAX_REPETITION_PENALTY}
+DIMENSIONS: Schema = {"minimum": 1, "maximum": MOST_DIMENSIONS}
 LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 
 # By the name of a field, in whichever body. Keywords of one type say nothing of values of another.
@@ -26,6 +28,7 @@ FIELDS: Mapping[str, Schema] = {
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
     "chat_template": {"type": "null"},  # of a request's own: none is run
+    "dimensions": DIMENSIONS,
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "guided_choice": {"minItems": 1, "items": {"minLength": 1}},
     "input_ids": {"minItems": 1},
@@ -39,6 +42,7 @@ FIELDS: Mapping[str, Schema] = {
     "min_p": {"minimum": 0, "maximum": 1},
     "min_tokens": {"minimum": 0},
     "n": {"minimum": 1, "maximum": rules.MAX_SAMPLES},
+    "output_dimension": DIMENSIONS,
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "priority": {"minimum": -PRIORITY_BOUND, "maximum": PRIORITY_BOUND - 1},
     "prompt_logprob_start": {"minimum": 0},
@@ -56,7 +60,7 @@ FIELDS: Mapping[str, Schema] = {
     "thinking_token_budget": {"minimum": rules.UNBOUNDED, "maximum": rules.MAX_BUDGET},
     "token_ids_logprob": TOKEN_IDS,
     "tokens": TOKEN_IDS,
-    "top_k": {"minimum": -1, "maximum": rules.MAX_TOP_K},
+    "top_k": {"minimum": -1},
     "top_n_sigma": {"minimum": 0},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     "truncate_prompt_tokens": {"not": {"const": 0}},

@@ -11,15 +11,18 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
+from services.frontend.http import query
+
 
 class Router:
     """Its routes are served as they are. A body is JSON whatever its content type says. (What an app sets for its
     routes reaches only those that FastAPI's include_router makes a second time.)"""
 
-    def __init__(self, prefix: str = "", **settings: Any) -> None:
-        """`settings`: of FastAPI's APIRouter."""
+    def __init__(self, prefix: str = "", *, own_query: bool = False, **settings: Any) -> None:
+        """`own_query`: parameters of a query that a route does not have are refused. `settings`: of APIRouter."""
         self.routes: list[LateRoute] = []
         self._prefix = prefix
+        self._own_query = own_query
         self._settings = settings
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], **settings: Any) -> None:
@@ -30,7 +33,7 @@ class Router:
             self._fastapi.add_api_route(path, endpoint, methods=methods, **settings)
             return self._fastapi.routes[-1]
 
-        self.routes.append(LateRoute(path, build))
+        self.routes.append(LateRoute(path, build, own_query=self._own_query))
 
     @cached_property
     def _fastapi(self) -> APIRouter:
@@ -44,9 +47,10 @@ class Router:
 class LateRoute(BaseRoute):
     """Knows its path; the rest is built when a call comes that has it, or for the OpenAPI document."""
 
-    def __init__(self, path: str, build: Callable[[], BaseRoute]) -> None:
+    def __init__(self, path: str, build: Callable[[], BaseRoute], *, own_query: bool = False) -> None:
         self._pattern, self.path_format, _ = compile_path(path)
         self._build = build
+        self._own_query = own_query
 
     @cached_property
     def built(self) -> BaseRoute:
@@ -59,6 +63,8 @@ class LateRoute(BaseRoute):
         return self.built.matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._own_query and scope["query_string"]:
+            query.refuse_unknown(self.built, scope)
         await self.built.handle(scope, receive, send)
 
 

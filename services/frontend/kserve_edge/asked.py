@@ -62,13 +62,17 @@ class Asked:
     timeout_s: float | None
 
 
+def check_version(version: str) -> None:
+    """Empty is any. Raises NotFound."""
+    if version not in ("", tensors.VERSION_OF_MODELS):
+        told = f"there is no version {version!r:.64} of models, only {tensors.VERSION_OF_MODELS}"
+        raise NotFound(told, field="version")
+
+
 def asked(call: Infer, limits: RequestLimits, room: Room) -> Asked:
     """`room`: for the prompt. Raises InvalidArgument, NotFound."""
     inputs = call.inputs
-    if call.version not in ("", tensors.VERSION_OF_MODELS):
-        raise NotFound(
-            f"there is no version {call.version!r} of models, only {tensors.VERSION_OF_MODELS}", field="version"
-        )
+    check_version(call.version)
     if tensors.TEXT_INPUT not in inputs:
         raise InvalidArgument(f"{tensors.TEXT_INPUT} is missing", field="inputs")
     text = inputs[tensors.TEXT_INPUT]

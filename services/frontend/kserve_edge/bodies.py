@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.ranges import given, needs
 from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Infer
 from services.frontend.kserve_edge.binary import Behind
@@ -17,16 +18,21 @@ NOT_OFFERED = ("classification", "shared_memory_region")
 
 NAMES: dict[str, Any] = {"enum": [*tensors.DATATYPES]}
 DATATYPES: dict[str, Any] = {"enum": sorted({*tensors.DATATYPES.values()})}
+# An element each, of the tensor's type, which stands here or behind the JSON.
+RULES: list[dict[str, Any]] = [
+    *(needs("name", {"const": name}, "datatype", {"const": kind}) for name, kind in tensors.DATATYPES.items()),
+    {"oneOf": [given("data"), {"required": ["parameters"], "properties": {"parameters": given(binary.SIZE)}}]},
+]
 
 
 class InputBody(BaseModel):
     """One tensor."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
 
     name: str = Field(json_schema_extra=NAMES)
     datatype: str = Field(json_schema_extra=DATATYPES)
-    shape: list[int]
+    shape: list[int] = Field(json_schema_extra={"items": {"const": 1}})
     data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
     parameters: dict[str, Any] | None = Field(
         None, description="binary_data_size: how many bytes behind the JSON it has instead of data"

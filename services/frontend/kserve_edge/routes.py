@@ -18,11 +18,11 @@ from services.frontend.http.body import BodyBounds, behind_json
 from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
+from services.frontend.kserve_edge.asked import Asked, Infer, asked, check_version, to_request
 from services.frontend.kserve_edge.binary import Behind
 from services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
 from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
-from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
+from services.frontend.kserve_edge.service import EXTENSIONS
 from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request as Asking
@@ -104,13 +104,16 @@ class OpenInferenceRoutes:
     async def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
         """200 while the model can be asked."""
         entry = self._catalogue.entry(name)
-        if not is_ready(self._catalogue, name, version):
+        check_version(version)
+        if not entry.ready:
             raise Unavailable(f"{name} is not ready")
         return {"name": entry.name, "ready": True}
 
     async def model(self, name: str, version: str = "") -> dict[str, Any]:
         """Which tensors it takes and gives."""
-        told = json_format.MessageToDict(tensors.metadata(self._catalogue.entry(name).name))
+        entry = self._catalogue.entry(name)
+        check_version(version)
+        told = json_format.MessageToDict(tensors.metadata(entry.name))
         for tensor in (*told["inputs"], *told["outputs"]):
             tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes 64 bits as text
         return told

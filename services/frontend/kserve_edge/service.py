@@ -13,7 +13,7 @@ from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge.errors import Context, abort, answering
 from services.frontend.http.headers import TENANT, CallHeaders
 from services.frontend.kserve_edge import tensors
-from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
+from services.frontend.kserve_edge.asked import Asked, Infer, asked, check_version, to_request
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request
@@ -96,7 +96,9 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         async with answering("ModelMetadata", context, self._metrics, self._calls):
-            return tensors.metadata(self._catalogue.entry(message.name).name)
+            name = self._catalogue.entry(message.name).name
+            check_version(message.version)
+            return tensors.metadata(name)
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         headers = _headers(context)
@@ -180,7 +182,8 @@ EXTENSIONS = ("generate",)
 
 def is_ready(catalogue: Catalogue, name: str, version: str) -> bool:
     try:
-        return version in ("", tensors.VERSION_OF_MODELS) and catalogue.entry(name).ready
+        check_version(version)
+        return catalogue.entry(name).ready
     except NotFound:
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +22,7 @@ from shared.errors import Unimplemented
 FILES, BATCHES = "/v1/files", "/v1/batches"
 FORM = {
     "requestBody": {
+        "required": True,
         "content": {
             "multipart/form-data": {
                 "schema": {
@@ -30,10 +31,11 @@ FORM = {
                     "required": ["purpose", "file"],
                 }
             }
-        }
+        },
     }
 }
 Most = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MOST_LISTED})]
+Order = Literal["asc", "desc"]
 
 
 class NewBatchBody(BaseModel):
@@ -53,7 +55,7 @@ class OfflineRoutes:
 
     def __init__(self, work: OfflineWork, bounds: BodyBounds) -> None:
         self._work = work
-        self.router = Router(tags=["batches"])
+        self.router = Router(tags=["batches"], own_query=True)
         self.router.add_api_route(FILES, self.upload, methods=["POST"], openapi_extra=FORM)
         self.router.add_api_route(FILES, self.list_files, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
@@ -61,7 +63,7 @@ class OfflineRoutes:
         self.router.add_api_route(
             f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=Content
         )
-        new = Router(tags=["batches"], route_class=bounds.route(at_once=False))
+        new = Router(tags=["batches"], own_query=True, route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
         self.router.add(new)
         self.router.add_api_route(BATCHES, self.list_batches, methods=["GET"])
@@ -80,9 +82,9 @@ class OfflineRoutes:
             return (await self._work.keep(target, headers.tenant(http), taken.filename, purpose)).told()
 
     async def list_files(
-        self, http: Request, purpose: str = "", after: str = "", limit: Most = MOST_LISTED, order: str = "desc"
+        self, http: Request, purpose: str = "", after: str = "", limit: Most = MOST_LISTED, order: Order = "desc"
     ) -> dict[str, Any]:
-        oldest_first = order != "desc"
+        oldest_first = order == "asc"
         return _told(
             await self._work.list_files(headers.tenant(http), purpose, after, limit, oldest_first=oldest_first)
         )

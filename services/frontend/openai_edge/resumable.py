@@ -56,7 +56,7 @@ class Resumable:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.router = Router(tags=["streams"])
+        self.router = Router(tags=["streams"], own_query=True)
         self.router.add_api_route(
             STREAMS, self.attach, methods=["GET"], response_class=Response, responses=NOTHING_MORE
         )

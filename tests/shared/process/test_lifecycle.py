@@ -99,3 +99,29 @@ def test_a_service_that_drains_already_finishes_its_work_when_it_is_told_to_end(
             process.stdin.write("done\n")
             process.stdin.flush()
         assert process.wait() == status
+
+
+LEAVES = """
+import atexit, sys, threading
+from shared.process import lifecycle
+
+class TakenAway:
+    def __del__(self):
+        print("Python's own end")
+
+in_use = TakenAway()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+atexit.register(print, "registered", end="")
+print("said", end=", ")
+if sys.argv[1] == "leaves":
+    lifecycle.leave(2)
+sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("leaves", "said, registered"), ("ends", "said, registeredPython's own end\n")]
+)
+def test_who_leaves_takes_nothing_from_threads_that_go_on(how: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES, how], stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, said)

@@ -20,6 +20,7 @@ from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import exactly_one, given
 from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
+from services.frontend.input_processor.pooling import POOLERS
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from services.frontend.openai_edge.body.said import (
     NOT_EMPTY,
@@ -243,7 +244,9 @@ class EmbeddingBody(InputBody):
     dimensions: int | None = Field(
         None, description="only the first so many elements, normalised again", json_schema_extra={"minimum": 1}
     )
-    pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
+    pooler: str | None = Field(
+        None, description="default: the model's own", json_schema_extra={"enum": [None, "", "last", "mean", "cls"]}
+    )
     normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
     use_activation: bool | None = Field(None, description="vLLM's name of normalize")
     prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
@@ -254,6 +257,9 @@ class PoolingBody(EmbeddingBody):
 
     task: Literal["embed", "classify", "token_embed", "token_classify"] | None = Field(
         None, description="default: what the model does; of tokens: a vector for each"
+    )
+    pooler: str | None = Field(
+        None, description="default: the model's own", json_schema_extra={"enum": [None, *POOLERS]}
     )
     step_tag_id: int | None = Field(None, description="with pooler step: the token that has a vector")
 

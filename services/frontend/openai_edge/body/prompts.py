@@ -57,12 +57,15 @@ def chat_prompt(
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
+        raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidArgument("messages: tool_calls must be a list", field="messages")
     return conversation.message(
         str(role),
         _content(message.get("content")),
         name=message.get("name"),
-        tool_calls=[_tool_call(call) for call in message.get("tool_calls") or ()],
+        tool_calls=[_tool_call(call) for call in calls],
         tool_call_id=message.get("tool_call_id"),
         reasoning=message.get("reasoning") or message.get("reasoning_content"),
     )
@@ -81,11 +84,12 @@ def _part(part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str):
-        return str(part[TEXT_PARTS[kind]])
-    if kind in TEXT_PARTS:
-        raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {kind!r}", field="messages")
-    raise Unimplemented(f"messages: content of type {kind!r} is not offered by this server", field="messages")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is not None and isinstance(part.get(key), str):
+        return str(part[key])
+    if key is not None:
+        raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {key!r}", field="messages")
+    raise Unimplemented(f"messages: content of type {kind!r:.64} is not offered by this server", field="messages")
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:

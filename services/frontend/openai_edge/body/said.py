@@ -59,7 +59,11 @@ TOKEN: Schema = {"type": "integer", "minimum": 0}
 TEXT: Schema = {"type": "string", "minLength": 1}
 SENT: Schema = {"not": {"type": "null"}}
 ASKED: Schema = {"const": True}
-OF_GENERATIONS = (needs("stream_options", SENT, "stream", ASKED), needs("retention_s", SENT, "resumable", ASKED))
+OF_GENERATIONS = (
+    needs("stream_options", SENT, "stream", ASKED),
+    needs("retention_s", SENT, "resumable", ASKED),
+    needs("resumable", ASKED, "stream", ASKED),
+)
 OF_CHATS = (
     *OF_GENERATIONS,
     needs("top_logprobs", SENT, "logprobs", ASKED),

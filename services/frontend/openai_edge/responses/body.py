@@ -13,6 +13,7 @@ from services.frontend.http.ranges import needs
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
 from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from services.frontend.openai_edge.body.said import FUNCTION
+from services.frontend.openai_edge.responses.said import INPUT
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
@@ -99,7 +100,7 @@ class ResponsesBody(PlainFields):
     )
 
     model: ModelField = ""
-    input: str | list[dict[str, Any]] = Field(json_schema_extra={"minItems": 1})
+    input: str | list[dict[str, Any]] = Field(json_schema_extra=INPUT)
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import Query, Request
@@ -65,11 +65,11 @@ class ResponseRoutes:
         self._store = store
         self._resumable = resumable
         resumable.offer(PREFIX, self._again)
-        self.router = Router(tags=["responses"])
-        new = Router(tags=["responses"], route_class=bounds.route())
+        self.router = Router(tags=["responses"], own_query=True)
+        new = Router(tags=["responses"], own_query=True, route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add(new)
-        counted = Router(tags=["responses"], route_class=bounds.route(at_once=False))
+        counted = Router(tags=["responses"], own_query=True, route_class=bounds.route(at_once=False))
         counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
         self.router.add(counted)
         one = f"{PREFIX}/{{response_id}}"
@@ -158,7 +158,12 @@ class ResponseRoutes:
         return self._store.get(response_id, tenant, field)
 
     async def get(
-        self, response_id: str, http: Request, stream: bool = False, starting_after: int = Query(-1, ge=-1)
+        self,
+        response_id: str,
+        http: Request,
+        stream: bool = False,
+        starting_after: int = Query(-1, ge=-1),
+        include_obfuscation: bool | None = Query(None, description="accepted for OpenAI's clients; nothing is padded"),
     ) -> Response:
         """Whole, or, of one in the background, what its stream has told behind an event, and what comes."""
         found = await self._stored(response_id, headers.tenant(http))
@@ -212,8 +217,12 @@ class ResponseRoutes:
             self._store.delete(response_id, tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    async def input_items(self, response_id: str, http: Request) -> dict[str, Any]:
+    async def input_items(
+        self, response_id: str, http: Request, order: Literal["asc", "desc"] = "asc"
+    ) -> dict[str, Any]:
         items = list((await self._find(response_id, headers.tenant(http))).inputs)
+        if order == "desc":
+            items.reverse()
         return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:

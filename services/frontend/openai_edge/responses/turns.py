@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from services.frontend.openai_edge.responses.said import ROLES, TEXT_PARTS
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Item = Mapping[str, Any]
-
-TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def as_items(given: str | Sequence[Item]) -> list[Item]:
@@ -45,7 +44,7 @@ class _Turns:
             case "message":
                 self._message(item, place)
             case "reasoning":
-                self._thoughts += [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
+                self._thoughts += _thoughts(item, place)
             case "function_call":
                 self._calls.append(_call(item, place))
             case "function_call_output":
@@ -54,13 +53,15 @@ class _Turns:
                 call_id = str(item.get("call_id") or "")
                 self._written.append(conversation.message("tool", output, tool_call_id=call_id))
             case kind:
-                raise Unimplemented(f"{place}: items of type {kind!r} are not offered by this server", field="input")
+                raise Unimplemented(
+                    f"{place}: items of type {kind!r:.64} are not offered by this server", field="input"
+                )
 
     def _message(self, item: Item, place: str) -> None:
         role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
-        if role not in ("user", "assistant", "system", "developer"):
+        if role not in ROLES:
             raise InvalidArgument(
-                f"{place}: role must be user, assistant, system or developer, got {role!r}", field="input"
+                f"{place}: role must be user, assistant, system or developer, got {role!r:.64}", field="input"
             )
         if role == "assistant":
             self._texts.append(text)
@@ -93,6 +94,28 @@ def _call(item: Item, place: str) -> Mapping[str, Any]:
     return conversation.tool_call(str(item.get("call_id") or ""), name, arguments)
 
 
+def _thoughts(item: Item, place: str) -> list[str]:
+    """What was thought, or else what its summary says."""
+    content, summary = _texts(item.get("content"), place), _texts(item.get("summary"), place)
+    return content or summary
+
+
+def _texts(parts: Any, place: str) -> list[str]:
+    """Of parts of any type; None is no part."""
+    if parts is None:
+        return []
+    if not isinstance(parts, list):
+        raise InvalidArgument(f"{place}: content and summary of reasoning must be lists of parts", field="input")
+    return [_text_of(part, place) for part in parts]
+
+
+def _text_of(part: Any, place: str) -> str:
+    text = part.get("text", "") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{place}: a part of reasoning must have its text in text", field="input")
+    return text
+
+
 def _text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
@@ -103,6 +126,7 @@ def _text(content: Any, place: str) -> str:
 
 def _part(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str):
-        return str(part[TEXT_PARTS[kind]])
-    raise Unimplemented(f"{place}: parts of type {kind!r} are not offered by this server", field="input")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is not None and isinstance(part.get(key), str):
+        return str(part[key])
+    raise Unimplemented(f"{place}: parts of type {kind!r:.64} are not offered by this server", field="input")

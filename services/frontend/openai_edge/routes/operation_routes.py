@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.router import Router
+from shared.errors import Unimplemented
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
 from shared.weights_heads import DEFAULT_GROUP, HEADS_IN_A_PIECE, tensor_heads
@@ -21,6 +22,7 @@ MOST_RANKS = 1 << 16
 Seconds = Annotated[float, Field(gt=0, le=540)]
 Mode = Literal["keep", "abort", "wait"]
 Tag = Literal["weights", "kv_cache"]
+Clear = Annotated[bool, Query(json_schema_extra={"const": False})]
 MODES: dict[str, pb.PauseMode] = {
     "keep": pb.PAUSE_MODE_KEEP,
     "abort": pb.PAUSE_MODE_ABORT,
@@ -87,7 +89,7 @@ class OperationRoutes:
     ) -> None:
         """`services`: of the whole cluster."""
         self._schedulers, self._services = schedulers, services
-        self.router = Router(tags=["operations"], route_class=bounds.route(at_once=False))
+        self.router = Router(tags=["operations"], own_query=True, route_class=bounds.route(at_once=False))
         for path, call in (
             ("/pause", self.pause),
             ("/resume", self.resume),
@@ -102,7 +104,9 @@ class OperationRoutes:
         self.router.add_api_route("/is_paused", self.is_paused, methods=["GET"])
         self.router.add_api_route("/is_sleeping", self.is_sleeping, methods=["GET"])
 
-    async def pause(self, mode: Mode = "keep") -> dict[str, Any]:
+    async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
+        if clear_cache:
+            raise Unimplemented("clear_cache: prefixes stay, until the weights change", field="clear_cache")
         paused = await self._schedulers.pause_generation(pb.PauseGenerationRequest(mode=MODES[mode]))
         return {"status": "paused", "num_kept": paused.num_kept, "num_aborted": paused.num_aborted}
 

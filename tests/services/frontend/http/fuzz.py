@@ -1,4 +1,5 @@
-"""Calls made from the OpenAPI document, and whole bodies with one field that is odd: what a server answers to them.
+"""Calls made from the OpenAPI document, whole bodies with one field that is odd, and rich ones with an odd value at one
+place, however deep: what a server answers to them.
 
 `python -m tests.services.frontend.http.fuzz --examples 500` does more of it than a test has time for.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
+import random
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from tests.services.frontend.http import rich_bodies
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder
@@ -45,6 +49,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "talking", "prompt": "x"},
     "/detokenize": {"model": "talking", "tokens": [1]},
 }
+MARK = "the place"
+Place = tuple[str | int, ...]
 # As JSON: some of them no encoder writes.
 LEAVES = (
     *("null", "true", '""', "[]", "{}", "0", "-1", "-0.0", "0.5", "1e30", "-1e30", "1e400", "1E-400", "2147483648"),
@@ -86,6 +92,19 @@ class Findings:
                 odd = st.dictionaries(names, odd_values(), min_size=1, max_size=2)
                 self._ask(odd, examples, partial(self._body, client, path, body))
 
+    def of_places(self, url: str, examples: int) -> None:
+        """So many odd values, all different, at each place of each body that is rich."""
+        with httpx.Client(base_url=url, timeout=CALL_TIMEOUT_S) as client:
+            for path, body in rich_bodies.BODIES:
+                answer = client.post(path, json=body)
+                if answer.status_code != 200:
+                    self.wrong.append(f"{path} as it is: {answer.status_code} {answer.text[:300]}")
+                for place in places_in(body):
+                    odd = random.Random(f"{path} {place}").sample(LEAVES, min(examples, len(LEAVES)))
+                    for text in odd:
+                        sent = json.dumps(put(body, place, MARK)).replace(json.dumps(MARK), text)
+                        self._send(client, path, sent, f"{place}: {text}")
+
     def _ask(self, strategy: st.SearchStrategy[Any], examples: int, ask: Callable[[Any], None]) -> None:
         @settings(
             max_examples=examples,
@@ -116,14 +135,35 @@ class Findings:
     def _body(self, client: httpx.Client, path: str, body: dict[str, Any], odd: dict[str, str]) -> None:
         parts = {name: json.dumps(value) for name, value in body.items()} | odd
         sent = "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in parts.items()) + "}"
+        self._send(client, path, sent, sent)
+
+    def _send(self, client: httpx.Client, path: str, sent: str, told: str) -> None:
+        """`told`: what is odd about it."""
         try:
             response = client.post(path, content=sent, headers={"content-type": "application/json"})
         except httpx.HTTPError as error:
-            self.wrong.append(f"{path} {sent[:300]}: {error!r}")
+            self.wrong.append(f"{path} {told[:300]}: {error!r}")
             return
         self.statuses[response.status_code] += 1
         if response.status_code >= 500 or response.status_code == 429:
-            self.wrong.append(f"{path} {sent[:300]}: {response.status_code} {response.text[:300]}")
+            self.wrong.append(f"{path} {told[:300]}: {response.status_code} {response.text[:300]}")
+
+
+def places_in(value: Any, *, at: Place = ()) -> Iterator[Place]:
+    """Of every field and entry in it, as keys and indices that lead there."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*at, key)
+        yield from places_in(one, at=(*at, key))
+
+
+def put(value: Any, place: Place, new: Any) -> Any:
+    """A copy with something else there."""
+    if not place:
+        return new
+    copied = copy.copy(value)
+    copied[place[0]] = put(value[place[0]], place[1:], new)
+    return copied
 
 
 def odd_values() -> st.SearchStrategy[str]:
@@ -157,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--examples", type=int, default=100, help="of each operation and sort")
     asked = parser.parse_args()
-    for part in (Findings.of_document, Findings.of_fields):
+    for part in (Findings.of_document, Findings.of_fields, Findings.of_places):
         with tempfile.TemporaryDirectory() as scratch:
             findings = asyncio.run(fuzz(Path(scratch) / "talking", asked.examples, part))
         print(f"{part.__name__}: {dict(findings.statuses)}, wrong: {len(findings.wrong)}")

@@ -8,14 +8,18 @@ import pytest
 
 from tests.services.frontend.http.fuzz import Findings, fuzz
 
-DOCUMENT_EXAMPLES, FIELD_EXAMPLES = 8, 40
+DOCUMENT_EXAMPLES, FIELD_EXAMPLES, PLACE_EXAMPLES = 8, 40, 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "examples"),
-    [(Findings.of_document, DOCUMENT_EXAMPLES), (Findings.of_fields, FIELD_EXAMPLES)],
-    ids=["document", "fields"],
+    [
+        (Findings.of_document, DOCUMENT_EXAMPLES),
+        (Findings.of_fields, FIELD_EXAMPLES),
+        (Findings.of_places, PLACE_EXAMPLES),
+    ],
+    ids=["document", "fields", "places"],
 )
 async def test_nothing_sent_is_answered_wrongly(tmp_path: Path, part: object, examples: int) -> None:
     findings = await fuzz(tmp_path / "talking", examples, part)

@@ -24,6 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},
     "/v1/messages": {"messages": SAID, "max_tokens": 2},
     "/v1/embeddings": {"input": "hi"},
+    "/pooling": {"input": "hi"},
     "/score": {"queries": "a", "documents": ["b"]},
     "/rerank": {"query": "a", "documents": ["b"]},
     "/v2/embed": {"texts": ["hi"]},
@@ -40,11 +41,49 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 PLACES = {"/v2/models/talking/infer": "/v2/models/{name}/infer"}  # in the document
 
+TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
+# Of a conversation in front of what is said, whether it may be there.
+PART = {"type": "input_text", "text": "so"}
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+ITEMS: list[tuple[dict[str, Any], bool]] = [
+    ({"role": "user", "content": [PART, {"type": "refusal", "refusal": "no"}]}, True),
+    ({"role": "user"}, False),
+    ({"content": "hi"}, False),
+    ({"role": "tool", "content": "hi"}, False),
+    ({"role": "user", "content": [{"text": "hi"}]}, False),
+    ({"role": "user", "content": [{"type": "input_image", "text": "hi"}]}, False),
+    ({"role": "user", "content": [{"type": "refusal", "text": "hi"}]}, False),
+    (CALL, True),
+    ({**CALL, "arguments": {}}, False),
+    ({"type": "function_call", "arguments": "{}"}, False),
+    ({"type": "function_call_output", "call_id": "a", "output": [PART]}, True),
+    ({"type": "function_call_output", "call_id": "a"}, False),
+    ({"type": "reasoning", "summary": [{"text": "so"}], "content": None}, True),
+    ({"type": "reasoning", "summary": []}, True),
+    ({"type": "reasoning", "content": ["so"]}, False),
+    ({"type": "reasoning", "content": [{"text": 5}]}, False),
+    ({"type": "web_search_call"}, False),
+]
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "sunny"}]}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+TURNS: list[tuple[dict[str, Any], bool]] = [
+    ({"role": "user", "content": [{"text": "hi"}]}, False),
+    ({"role": "user", "content": [{"type": "image", "text": "hi"}]}, False),
+    ({"role": "user", "content": [{"type": "text"}]}, False),
+    ({"role": "user", "content": [RESULT]}, True),
+    ({"role": "user", "content": [{**RESULT, "content": 5}]}, False),
+    ({"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}, False),
+    ({"role": "assistant", "content": [USE]}, True),
+    ({"role": "assistant", "content": [{**USE, "name": ""}]}, False),
+    ({"role": "assistant", "content": [RESULT]}, False),
+    ({"role": "user", "content": [USE]}, False),
+]
+
 GENERATED: dict[str, tuple[list[Any], list[Any]]] = {  # what is allowed, and what is not
     "n": ([1, None], [0, 16385]),
     "temperature": ([0, 2, None], [-0.1, 2.1]),
     "top_p": ([1, 1e-9], [0, 1.1, -1]),
-    "top_k": ([-1, 0, MAX_TOP_K], [-2]),
+    "top_k": ([-1, 0, MAX_TOP_K, 2 * MAX_TOP_K], [-2]),
     "min_p": ([0, 1], [-0.1, 1.1]),
     "seed": ([-(2**63), 2**63 - 1], [2**63, -(2**63) - 1]),
     "repetition_penalty": ([1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY], [0, 5e-324, 1e300]),
@@ -122,6 +161,13 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
         )
         for tools, good in [([TOOL], True), ([None], False), ([], False), (5, False), ([{"name": {}}], False)]
     ),
+    ("/v1/completions", {"resumable": True}, False),
+    ("/v1/completions", {"resumable": True, "stream": True}, True),
+    ("/v1/chat/completions", {"resumable": True, "stream": None}, False),
+    *(("/v1/responses", {"input": [item, *SAID]}, good) for item, good in ITEMS),
+    *(("/v1/messages", {"messages": [said, *SAID]}, good) for said, good in TURNS),
+    ("/v1/messages", {"system": [{"text": "hi"}]}, False),
+    ("/v1/messages", {"system": [{"type": "text", "text": "hi"}]}, True),
     ("/v1/responses", {"background": True, "store": False}, False),
     ("/v1/responses", {"prompt": 0}, True),
     ("/v1/messages", {"top_p": 0}, False),
@@ -133,6 +179,14 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, False),
     ("/v1/embeddings", {"input": ""}, False),
     ("/v1/embeddings", {"truncate_prompt_tokens": 0}, False),
+    *(("/v1/embeddings", {"dimensions": value}, good) for value, good in [(2, True), (0, False), (2**20 + 1, False)]),
+    *(("/v1/embeddings", {"pooler": pooler}, True) for pooler in ("last", "mean", "cls", None)),
+    *(("/v1/embeddings", {"pooler": pooler}, False) for pooler in ("all", "step", "sum")),
+    ("/pooling", {"pooler": "last"}, True),
+    ("/pooling", {"pooler": "sum"}, False),
+    ("/v2/embed", {"output_dimension": 0}, False),
+    ("/v2/embed", {"output_dimension": 2**20 + 1}, False),
+    ("/v2/embed", {"output_dimension": 2}, True),
     ("/score", {"text_1": "a"}, False),
     ("/score", {"queries": None}, False),
     ("/score", {"documents": []}, False),
@@ -162,6 +216,16 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
         "/v2/models/talking/infer",
         {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
         False,
+    ),
+    *(
+        ("/v2/models/talking/infer", {"inputs": [{**TEXT, **change}]}, good)
+        for change, good in [
+            ({}, True),
+            ({"shape": []}, True),
+            ({"datatype": "BOOL"}, False),
+            ({"shape": [2]}, False),
+            ({"data": None}, False),
+        ]
     ),
 ]
 

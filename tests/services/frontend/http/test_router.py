@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from services.frontend.http import router
 from services.frontend.http.documented import document
 from services.frontend.http.router import LateRoute, Router
+from shared.errors import InvalidArgument
 
 
 async def greet(name: str, times: int = 1) -> dict[str, str]:
@@ -27,8 +28,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     paths: list[str] = []
     late = LateRoute.__init__
 
-    def noting(route: LateRoute, path: str, build: Callable[[], router.BaseRoute]) -> None:
-        late(route, path, lambda: (paths.append(path), build())[1])
+    def noting(route: LateRoute, path: str, build: Callable[[], router.BaseRoute], **settings: bool) -> None:
+        late(route, path, lambda: (paths.append(path), build())[1], **settings)
 
     monkeypatch.setattr(LateRoute, "__init__", noting)
     return paths
@@ -81,3 +82,13 @@ async def test_the_document_has_all_of_them(app: FastAPI, built: list[str]) -> N
         "/inner/{name}": {"get": ["inner"], "delete": ["inner"]},
     }
     assert len(built) == 3
+
+
+async def test_a_router_with_queries_of_its_own_refuses_others() -> None:
+    strict = Router(own_query=True)
+    strict.add_api_route("/greet/{name}", greet, methods=["GET"])
+    app = FastAPI()
+    app.router.routes.extend(strict.routes)
+    assert (await asked(app, "GET", "/greet/ada?times=2")).json() == {"text": "ada ada"}
+    with pytest.raises(InvalidArgument, match="'time' is no query parameter here; there are: times"):
+        await asked(app, "GET", "/greet/ada?time=2")

@@ -109,6 +109,8 @@ async def test_models_that_are_not_there_are_not_ready(stub: Any) -> None:
     ready = [await stub.ModelReady(pb.ModelReadyRequest(name=name)) for name in (MODEL, "", "other")]
     assert [one.ready for one in ready] == [True, True, False]
     assert not (await stub.ModelReady(pb.ModelReadyRequest(name=MODEL, version="2"))).ready
+    with pytest.raises(grpc.aio.AioRpcError, match="there is no version '2' of models"):
+        await stub.ModelMetadata(pb.ModelMetadataRequest(name=MODEL, version="2"))
     assert (await refused(stub.ModelMetadata(pb.ModelMetadataRequest(name="other"))))[0] is grpc.StatusCode.NOT_FOUND
 
 

@@ -60,7 +60,13 @@ async def test_probes(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v2/health/ready")).json() == {"ready": True}
     assert (await http.get(f"{MODEL}/ready")).json() == {"name": "talking", "ready": True}
     assert (await http.get("/v2/models/other/ready")).status_code == 404
-    assert (await http.get(f"{MODEL}/versions/2/ready")).status_code == 503
+
+
+async def test_a_version_that_is_not_there_is_told_by_each_path(http: httpx.AsyncClient) -> None:
+    """A 503 would have its client come back for it."""
+    for path in (f"{MODEL}/versions/2", f"{MODEL}/versions/2/ready", f"{MODEL}?version=2", f"{MODEL}/ready?version=2"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.json()) == (404, {"error": "there is no version '2' of models, only 1"})
 
 
 async def test_tensors_in_and_out(http: httpx.AsyncClient) -> None:
