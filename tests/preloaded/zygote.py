@@ -14,6 +14,8 @@ import struct
 import sys
 from typing import Any
 
+from quire import interrupts
+
 MODULES = {
     "frontend": ("services.frontend.main",),
     "scheduler": ("services.scheduler.main",),
@@ -93,6 +95,7 @@ def main() -> None:
     for name in ("quire.cli.main", "quire.cli.services", *MODULES[sys.argv[2]]):
         importlib.import_module(name)
     gc.freeze()
+    interrupts.IS_COMMAND = True  # what each of them will be
     sys.argv = Zygote(asking).serve()[2:]
     runpy.run_module("quire", run_name="__main__", alter_sys=True)
 
