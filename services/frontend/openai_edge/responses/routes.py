@@ -218,12 +218,18 @@ class ResponseRoutes:
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def input_items(
-        self, response_id: str, http: Request, order: Literal["asc", "desc"] = "asc"
+        self,
+        response_id: str,
+        http: Request,
+        order: Literal["asc", "desc"] = "asc",
+        limit: int | None = Query(None, ge=1, description="default: all of them"),
     ) -> dict[str, Any]:
         items = list((await self._find(response_id, headers.tenant(http))).inputs)
         if order == "desc":
             items.reverse()
-        return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
+        shown = items[:limit]
+        more = len(shown) < len(items)
+        return {"object": "list", "data": shown, "first_id": None, "last_id": None, "has_more": more}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored has ended; what is not in the background ends when its client closes the connection."""

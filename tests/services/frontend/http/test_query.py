@@ -104,5 +104,10 @@ async def test_items_of_a_response_come_in_the_order_that_is_asked_for(frontend:
         return [item["content"] for item in listed["data"]]
 
     assert await texts("") == await texts("?order=asc") == ["one", "two"]
-    assert await texts("?order=desc") == await texts("?order=desc") == ["two", "one"]
+    assert await texts("?order=desc") == ["two", "one"]
+    assert await texts("?limit=1") == ["one"]
+    assert await texts("?limit=2") == ["one", "two"]
+    more = [(await frontend.http.get(f"{path}/input_items?limit={limit}")).json()["has_more"] for limit in (1, 2)]
+    assert more == [True, False]
+    assert (await frontend.http.get(f"{path}/input_items?limit=0")).status_code == 400
     assert (await frontend.http.get(f"{path}?include_obfuscation=false")).status_code == 200
