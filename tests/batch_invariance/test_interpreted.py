@@ -88,7 +88,7 @@ def with_graphs(rig: Rig) -> Rig:
 def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
     tokens = prompt(70, 1)
     rig = build()
-    assert set(rig.replica._runner.sampler._choice.ops.sources.values()) == set(PACKAGES)
+    assert set(rig.replica._runner.sampler.grammar_masks.ops.sources.values()) == set(PACKAGES)
     rig.step([New(0, tokens, sampling=ASKED)], {0: 70})
     results = [rig.last_result.logprobs]
     for _ in range(3):
