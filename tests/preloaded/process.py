@@ -68,7 +68,8 @@ class Zygotes:
         for role in self._environments.keys() - self._asking.keys():
             self._asking[role], other = socket.socketpair()
             with other:
-                command = [sys.executable, "-m", "tests.preloaded.zygote", str(other.fileno()), role]
+                words = ["quire", role]  # by which tools know a service, whose command line this becomes
+                command = [sys.executable, "-m", "tests.preloaded.zygote", str(other.fileno()), *words]
                 options: Any = {"env": self._environments[role], "pass_fds": [other.fileno()]}
                 self._processes.append(subprocess.Popen(command, **options, cwd=ROOT, start_new_session=True))
 

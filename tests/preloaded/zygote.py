@@ -1,4 +1,4 @@
-"""python -m tests.preloaded.zygote FD ROLE: becomes, in a fork of its own, each command that it is sent."""
+"""python -m tests.preloaded.zygote FD quire ROLE: becomes, in a fork of its own, each command that it is sent."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Zygote:
 
 def main() -> None:
     asking = socket.socket(fileno=int(sys.argv[1]))
-    for name in ("quire.cli.main", "quire.cli.services", *MODULES[sys.argv[2]]):
+    for name in ("quire.cli.main", "quire.cli.services", *MODULES[sys.argv[3]]):
         importlib.import_module(name)
     gc.freeze()
     interrupts.IS_COMMAND = True  # what each of them will be
