@@ -38,7 +38,6 @@ FIRST_CASES = {
     "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
     "tests/e2e/kv/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 1,
     "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 1,
-    "tests/services/worker/models/test_recorded_kernels.py::test_no_kernel_of_a_graph_is_forgotten": 1,
     "tests/services/worker/ranks/test_expert_parallel.py::test_experts_that_move_at_every_step_say_the_same": 2,
     "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_with_whole_experts_say_what_one_does": 3,
     "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,

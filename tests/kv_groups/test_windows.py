@@ -221,6 +221,7 @@ def test_families_that_alternate_say_what_transformers_say(tmp_path: Path, famil
     assert run.core.counts.cached_tokens >= 72
 
 
+@pytest.mark.slow
 def test_quire_tiny_with_a_window_says_what_transformers_say(tmp_path: Path) -> None:
     checkpoint = models.tiny(tmp_path / "tiny", window=24)
     run = pair(checkpoint, block_size=16)

@@ -160,6 +160,7 @@ def test_by_the_rejection_rule_drafts_of_a_model_are_kept_by_their_chances() -> 
     assert rate(pair) > 0.7
 
 
+@pytest.mark.slow
 def test_by_the_rejection_rule_first_tokens_follow_the_models_distribution() -> None:
     """The second token of a story, behind a draft of the first."""
     prompt, shares = questions()[-1], []

@@ -11,6 +11,7 @@ import pytest
 from quire.cluster import Cluster
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_bundled_model_knows_its_answers(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "quire", "eval", "--address", cluster.grpc_address, "--per-size", "4", "--json"]

@@ -158,6 +158,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_in_the_middle_changes_nothing(
     client: Client, cluster: Cluster, folders: Path, trained: Tensors
 ) -> None:

@@ -67,6 +67,7 @@ def test_single_rows_are_jobs_of_their_own() -> None:
     assert plain == count - 6
 
 
+@pytest.mark.slow
 def test_products_with_codes_of_4_bits_have_jobs_that_compile(tmp_path: Path) -> None:
     shape = dataclasses.replace(TINY, packed=PackedShape(64, None))
     first = compile_some(tmp_path, "list(every(shape))[:5]", shape)
@@ -75,6 +76,7 @@ def test_products_with_codes_of_4_bits_have_jobs_that_compile(tmp_path: Path) ->
     assert wanted <= {path.stem for path in tmp_path.rglob("*.cubin")}
 
 
+@pytest.mark.slow
 def test_a_hopper_has_jobs_for_groups_of_warps_that_compile(tmp_path: Path) -> None:
     shape = dataclasses.replace(TINY, packed=PackedShape(128, 8.0))
     assert compile_some(tmp_path, "list(every(shape))[:1]", shape) == 0

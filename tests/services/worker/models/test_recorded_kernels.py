@@ -20,6 +20,7 @@ CALLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", CALLED)
 def test_no_kernel_of_a_graph_is_forgotten(shape: str) -> None:
     command = [sys.executable, "-m", "tests.services.worker.models.recorded_kernels", *shape.split()]

@@ -112,6 +112,7 @@ def test_a_rank_on_another_host_has_its_share_of_long_prompts(checkpoint: Make, 
         assert [rig.tokens(one) for one in SLOTS] == [whole.tokens(one) for one in SLOTS]
 
 
+@pytest.mark.slow
 def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_replica(
     checkpoint: Make, secret: str
 ) -> None:
