@@ -69,7 +69,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
     )
     rig = None
     try:
-        rig = RankedRig(folder, group, **settings, **where)
+        rig = RankedRig(folder, group, record_logits=False, **settings, **where)  # which others would take part in
         group.start()
         yield rig, node
     finally:
