@@ -158,13 +158,22 @@ class Disturbance:
                 return
 
     async def kill_schedulers(self) -> None:
-        """Each until something ran when it was killed: it may be between two rounds of requests."""
+        """Each until something ran when it was killed: it may be between two rounds of requests. If its workers have
+        left it for another, that one."""
         for name in self._names("scheduler"):
             before = (await self.frontend())[RESUBMITTED]
             while (await self.frontend())[RESUBMITTED] == before:
+                await self._kill(await self._generating(name))
                 await self._flowing()
-                await self._kill(name)
-                await self._flowing()
+
+    async def _generating(self, wanted: str) -> str:
+        """A scheduler whose workers generate: the wanted one, if it has any."""
+        before = await self.schedulers()
+        await self._flowing()
+        grown = {
+            name: counts[GENERATED] - before[name][GENERATED] for name, counts in (await self.schedulers()).items()
+        }
+        return wanted if grown[wanted] > 0 else max(grown, key=lambda name: grown[name])
 
     async def schedulers(self) -> dict[str, Totals]:
         """Of each since the cluster began."""
