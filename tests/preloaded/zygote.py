@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -61,7 +62,9 @@ class Zygote:
     def _received(self, size: int) -> bytes:
         parts = b""
         while len(parts) < size:
-            parts += self._asking.recv(size - len(parts))
+            if not (part := self._asking.recv(size - len(parts))):
+                os._exit(0)  # who asked is gone
+            parts += part
         return parts
 
     def _bury(self) -> None:
@@ -70,7 +73,8 @@ class Zygote:
             if pid == 0:
                 return
             told = self._told.pop(pid)
-            os.write(told, STATUS.pack(os.waitstatus_to_exitcode(status)))
+            with contextlib.suppress(BrokenPipeError):  # who asked is gone
+                os.write(told, STATUS.pack(os.waitstatus_to_exitcode(status)))
             os.close(told)
 
     def _become(self, asked: dict[str, Any], files: list[int]) -> None:

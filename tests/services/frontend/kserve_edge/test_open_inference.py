@@ -222,6 +222,8 @@ async def test_a_call_that_is_cancelled_gives_its_sequence_back(
     call.cancel()
     await script.until(lambda: script.num_running == 0)
     await frontend.until_idle()
+    assert call.cancelled()
+    assert len(script.submissions) == num_before + 1
     script.resume()
 
 

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error
 from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
 from tests.services.worker.test_cuda import MAX_ERROR, WAYS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 Make = Callable[[str], Checkpoint]
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
 
 
 @pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])

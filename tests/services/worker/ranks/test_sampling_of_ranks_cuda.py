@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import prompt
@@ -15,15 +14,9 @@ from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_cuda import WAYS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 Make = Callable[[str], Checkpoint]
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -19,16 +19,10 @@ from tests.services.worker.ranks.test_stage_graphs import said_by_one, said_by_s
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_cuda import MAX_ERROR, SINGLE_ROW_SIZES, WAYS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 Make = Callable[[str], Checkpoint]
 RECORDED = [way for way in WAYS if "graphs" in way]
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
 
 
 def num_recordings(rig: Rig) -> list[int]:
