@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections import Counter
@@ -26,12 +27,14 @@ Result = TypeVar("Result")
 GENERATED = "quire_scheduler_generated_tokens_total"
 FETCHED = "quire_scheduler_host_blocks_fetched_total"
 READ_BACK = "quire_scheduler_disk_blocks_fetched_total"
+HANDED_OVER = "quire_scheduler_handovers_total"
 MOVED = "quire_scheduler_sequences_moved_total"
 RESUBMITTED = "quire_frontend_resubmitted_sequences_total"
 FLOWING = 50  # tokens from one disturbance to the next
 POLL_S = 0.02
 PROMPT, NUM_PROMPTS = 100, 20  # tokens, of other prompts than those that are asked about
 NUM_ON_DISK = 50  # prompts that neither the device nor host memory has room for
+LONG = 200  # tokens of an answer that still comes when its prompt's blocks have gone over
 TIMES = 4  # that all running sequences are preempted, and the like
 MODEL = bundled.FOLDER
 ADAPTER, ADAPTER_SAYS = "pirate", "Ahoy! 68 Arr!"
@@ -71,6 +74,17 @@ class Disturbance:
             while not await self._counted(counter):
                 for prompt in prompts * 2:
                     await client.generate(prompt, SamplingParams(max_tokens=1))
+        finally:
+            await client.close()
+
+    async def hand_over(self) -> None:
+        """Prompts that the decoder has not come, until one went over while it was answered."""
+        client = AsyncClient(self._cluster.grpc_address)
+        numbers = itertools.count(10)
+        try:
+            while not await self._counted(HANDED_OVER):
+                long = SamplingParams(max_tokens=LONG, ignore_eos=True)
+                await client.generate([next(numbers)] * PROMPT, long)
         finally:
             await client.close()
 

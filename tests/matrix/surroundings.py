@@ -14,7 +14,17 @@ from quire import bundled
 from quire.requests import Options
 from tests.e2e.encoders import late_folder
 from tests.matrix.asking import PLAIN
-from tests.matrix.disturbance import ADAPTER, FETCHED, GENERATED, MODEL, MOVED, READ_BACK, RESUBMITTED, Disturbance
+from tests.matrix.disturbance import (
+    ADAPTER,
+    FETCHED,
+    GENERATED,
+    HANDED_OVER,
+    MODEL,
+    MOVED,
+    READ_BACK,
+    RESUBMITTED,
+    Disturbance,
+)
 
 EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
 SMALL_STEP = 40  # tokens; prompts are longer
@@ -93,7 +103,10 @@ SURROUNDINGS: dict[str, Surrounding] = {
         workers=2, disturb=Disturbance.kill_workers, happened=_counted(MOVED)
     ),
     "prefill apart from decode": Surrounding(
-        scheduler={"prefill_threshold": 8}, apart=(1, 1), happened=_counted("quire_scheduler_handovers_total")
+        scheduler={"prefill_threshold": 8},
+        apart=(1, 1),
+        disturb=Disturbance.hand_over,
+        happened=_counted(HANDED_OVER),
     ),
     "resubmission": Surrounding(
         disturb=Disturbance.kill_schedulers, happened=_counted(RESUBMITTED)
