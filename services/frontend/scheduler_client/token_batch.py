@@ -151,9 +151,9 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], de
 
 
 def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: Delivery) -> None:
-    at = 0
+    columns, at = batch.values, 0  # a copy, whenever it is read
     for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
-        values = batch.values[at : at + size * NUMBER_BYTES]
+        values = columns[at : at + size * NUMBER_BYTES]
         at += size * NUMBER_BYTES
         sequence = live.get(sequence_id)
         if sequence is None:

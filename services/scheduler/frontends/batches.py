@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +27,8 @@ REASONS = {
 }
 FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
 
+Part = TypeVar("Part", PromptPart, Pooled)
+
 
 class Batches:
     """Collects what goes to each owner; a batch holds at most one set of columns, so that a step stays a message."""
@@ -35,10 +41,10 @@ class Batches:
     def add(self, events: Events) -> None:
         for started in events.started:
             self._last(started.sequence.owner).started.append(_started(started))
-        for part in events.prompts:
-            _add_prompt(self._last(part.sequence.owner).prompt_logprobs, part)
-        for pooled in events.pooled:
-            _add_vector(self._last(pooled.sequence.owner).pooled, pooled)
+        for owner, parts in _by_owner(events.prompts).items():
+            _add_prompts(self._last(owner).prompt_logprobs, parts)
+        for owner, vectors in _by_owner(events.pooled).items():
+            _add_vectors(self._last(owner).pooled, vectors)
         for columns in events.tokens:
             self._add_tokens(columns)
         for finished in events.finished:
@@ -114,20 +120,30 @@ def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
         batch.logprobs.ranks = logprobs.entries.ranks.tobytes()
 
 
-def _add_prompt(batch: pb.PromptLogprobBatch, part: PromptPart) -> None:
-    entries = part.entries
-    batch.sequence_ids += u32_bytes([part.sequence.sequence_id])
-    batch.position_counts += u32_bytes([len(entries.ranks)])
-    batch.entry_counts += entries.entry_counts.tobytes()
-    batch.token_ids += entries.token_ids.tobytes()
-    batch.logprobs += entries.logprobs.tobytes()
-    batch.ranks += entries.ranks.tobytes()
+def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
+    found: defaultdict[int, list[Part]] = defaultdict(list)
+    for part in parts:
+        found[part.sequence.owner].append(part)
+    return found
 
 
-def _add_vector(batch: pb.PooledBatch, pooled: Pooled) -> None:
-    batch.sequence_ids += u32_bytes([pooled.sequence.sequence_id])
-    batch.sizes += u32_bytes([len(pooled.values) // NUMBER_BYTES])
-    batch.values += pooled.values
+# Columns are joined before they are put into a message, which copies all it has whenever it is read or written.
+
+
+def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptPart]) -> None:
+    entries = [part.entries for part in parts]
+    batch.sequence_ids += u32_bytes([part.sequence.sequence_id for part in parts])
+    batch.position_counts += u32_bytes([len(one.ranks) for one in entries])
+    batch.entry_counts += b"".join(one.entry_counts.tobytes() for one in entries)
+    batch.token_ids += b"".join(one.token_ids.tobytes() for one in entries)
+    batch.logprobs += b"".join(one.logprobs.tobytes() for one in entries)
+    batch.ranks += b"".join(one.ranks.tobytes() for one in entries)
+
+
+def _add_vectors(batch: pb.PooledBatch, vectors: list[Pooled]) -> None:
+    batch.sequence_ids += u32_bytes([vector.sequence.sequence_id for vector in vectors])
+    batch.sizes += u32_bytes([len(vector.values) // NUMBER_BYTES for vector in vectors])
+    batch.values += b"".join(vector.values for vector in vectors)
 
 
 def _started(started: Started) -> pb.StartedSequence:

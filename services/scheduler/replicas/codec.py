@@ -153,7 +153,8 @@ def _decode_pooled(wire: pb.PooledColumns) -> dict[int, bytes]:
     """f32 column, by slot."""
     sizes = u32(wire.sizes).tolist()
     ends = list(accumulate((size * NUMBER_BYTES for size in sizes), initial=0))
-    parts = (wire.values[begin:end] for begin, end in pairwise(ends))
+    values = wire.values  # a copy, whenever it is read
+    parts = (values[begin:end] for begin, end in pairwise(ends))
     return dict(zip(u32(wire.slots).tolist(), parts, strict=True))
 
 
