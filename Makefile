@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test test-slow test-all lint bench wheel images test-images push-images clean
+.PHONY: setup protos demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
 
 setup: $(READY)
 
@@ -46,10 +46,16 @@ test-slow: setup
 test-all: setup
 	$(PYTEST) -m 'not gpu' $(ARGS)
 
+# Types take as long as all the rest.
 lint: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint-types lint-rest
+
+lint-types: setup
+	$(BIN)/mypy
+
+lint-rest: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/python -m tests.breaking

@@ -47,13 +47,21 @@ FIRST_CASES = {
 
 # Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
 FIRST_SLOW_CASES = {
+    "tests/batch_invariance/test_interpreted.py::test_logits_are_the_same_bits_in_steps_of_all_kinds": 2,
+    "tests/chaos/test_attach.py::test_a_frontend_is_killed_and_its_streams_go_on_at_another": 1,
     "tests/chaos/test_handover.py::test_streams_survive": 2,
     "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,
+    "tests/chaos/test_late_interaction.py::test_scores_come_although_somebody_is_killed": 2,
+    "tests/chaos/test_ranks.py::test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs": 2,
     "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,
     "tests/chaos/test_schedulers.py::test_redis_is_away_while_another_part_goes": 2,
+    "tests/chaos/test_tiers.py::test_killed_in_the_middle_of_a_move": 3,
+    "tests/e2e/kv/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 2,
+    "tests/kernels/cpu/test_build.py::test_every_width_compiles": 2,
+    "tests/services/worker/models/test_recorded_kernels.py::test_no_kernel_of_a_graph_is_forgotten": 3,
 }
-# Where products are so large that `slow` is every third of what is left.
-EVERY_THIRD = ("tests/services/scheduler/core/test_random_operations.py",)
+# Where products are so large that `slow` is every sixth of what is left.
+EVERY_SIXTH = ("tests/services/scheduler/core/test_random_operations.py",)
 
 Case = tuple[tuple[str, str], ...]  # (parameter, value) of a test
 
@@ -69,7 +77,7 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
             kept = covering([case_of(item) for item in same])
             for number, item in enumerate(same):
                 if number not in kept:
-                    item.add_marker("sweep" if number % 3 and item.nodeid.startswith(EVERY_THIRD) else mark)
+                    item.add_marker("sweep" if number % 6 and item.nodeid.startswith(EVERY_SIXTH) else mark)
     seen: dict[str, int] = defaultdict(int)
     for item in items:
         test = item.nodeid.partition("[")[0]

@@ -49,6 +49,11 @@ def in_place_of(original):
 {textwrap.indent(body, " " * 8)}
     return function
 
+def hold(module):
+    *owners, last = {function!r}.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    setattr(owner, last, in_place_of(getattr(owner, last)))
+
 class Finder(importlib.machinery.PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -59,14 +64,15 @@ class Finder(importlib.machinery.PathFinder):
 
         def exec_module(module):
             load(module)
-            *owners, last = {function!r}.split(".")
-            owner = functools.reduce(getattr, owners, module)
-            setattr(owner, last, in_place_of(getattr(owner, last)))
+            hold(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, Finder)
+if {module!r} in sys.modules:  # it was preloaded
+    hold(sys.modules[{module!r}])
+else:
+    sys.meta_path.insert(0, Finder)
 """)
     return pipe
 

@@ -15,7 +15,11 @@ from quire.params import SamplingParams, StructuredOutput
 from training.chat import prompt
 
 # What streams are asked for (`survives`): one kind shows what breaks, the others what breaks for them alone.
-KINDS = ["everything", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("greedy", "constrained"))]
+KINDS = [
+    "everything",
+    pytest.param("constrained", marks=pytest.mark.slow),
+    pytest.param("greedy", marks=[pytest.mark.slow, pytest.mark.sweep]),
+]
 NUM_STREAMS = 32
 MAX_TOKENS = 400
 GREEDY_TOKENS = 240  # together as many as the samples of `everything`

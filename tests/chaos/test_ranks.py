@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,12 @@ def undisturbed() -> dict[str, Said]:
         return asyncio.run(listen(cluster, greedy))
 
 
+@pytest.fixture(scope="module")
+def heard() -> dict[str, Said]:
+    """What ranks of another kind say, once somebody has listened."""
+    return {}
+
+
 @pytest.fixture
 def alone() -> Iterator[Cluster]:
     with running_cluster(workers=1, worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
@@ -42,18 +49,18 @@ def two() -> Iterator[Cluster]:
         yield cluster
 
 
-def children(parent: int) -> list[int]:
-    """Processes that are a rank, and that `parent` has started."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            command = (folder / "cmdline").read_bytes()
-            status = (folder / "stat").read_text()
-        except OSError:
-            continue
-        if b"spawn_main" in command and int(status.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(folder.name))
-    return found
+def children(worker: int) -> list[int]:
+    """Processes that are a rank of it: of the same command line, by way of what they are forked from."""
+    commands, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes()
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return [
+        number
+        for number, parent in parents.items()
+        if parents.get(parent) == worker and commands[number] == commands.get(worker)
+    ]
 
 
 def rank_of(cluster: Cluster, name: str) -> int:
@@ -115,11 +122,14 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
 @pytest.mark.parametrize(
     ("victim", "fault"), [("rank", signal.SIGKILL), ("rank", signal.SIGSTOP), ("0", signal.SIGKILL)]
 )
-async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(victim: str, fault: signal.Signals) -> None:
+async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(
+    victim: str, fault: signal.Signals, heard: dict[str, Said]
+) -> None:
     """Either of the two that share them out. Prompts of all streams come at once, and again where they go on."""
     sharing = {**WORKER, "context_parallel_size": 2}
     with running_cluster(workers=2, worker=sharing, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        undisturbed = await listen(cluster, greedy)
+        undisturbed = heard or await listen(cluster, greedy)
+        heard.update(undisturbed)
 
         async def strike() -> None:
             rank = rank_of(cluster, "worker-0")

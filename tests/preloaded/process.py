@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from quire.cluster.process import ROOT, python_path
@@ -38,20 +39,24 @@ class Zygotes:
         atexit.register(self._end)
 
     def start(self, args: Sequence[str], *, env: Mapping[str, str], stderr: IO[Any] | None, **options: Any) -> Any:
-        """As subprocess.Popen(...), which it is for all but services that have this environment."""
+        """As subprocess.Popen(...), which it is for all but services that have this environment, besides folders of
+        PYTHONPATH with a module that Python imports by itself as it starts (sitecustomize)."""
         role = args[3] if list(args[1:3]) == ["-m", "quire"] else ""
-        if self._environments.get(role) != lasting(env):
+        folders = env.get("PYTHONPATH", "").split(os.pathsep)
+        custom = [str(file) for file in (Path(folder, "sitecustomize.py") for folder in folders) if file.exists()]
+        usual = [folder for folder in folders if not Path(folder, "sitecustomize.py").exists()]
+        if self._environments.get(role) != lasting(env) | {"PYTHONPATH": os.pathsep.join(usual)}:
             return subprocess.Popen(args, env=env, stderr=stderr, **options)
         (stdin, to_it), (from_it, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
         errors = 2 if stderr is None else stderr.fileno()
-        pid = self._fork(role, args, env, [stdin, stdout, errors, tell])
+        asked = {"command": args, "environment": dict(env), "folder": os.getcwd(), "custom": custom}
+        pid = self._fork(role, asked, [stdin, stdout, errors, tell])
         for theirs in (stdin, stdout, tell):
             os.close(theirs)
         return Forked(args, pid, told, os.fdopen(to_it, "w"), os.fdopen(from_it, errors=options["errors"]))
 
-    def _fork(self, role: str, command: Sequence[str], environment: Mapping[str, str], files: list[int]) -> int:
+    def _fork(self, role: str, asked: dict[str, Any], files: list[int]) -> int:
         """Its process id."""
-        asked = {"command": command, "environment": dict(environment), "folder": os.getcwd()}
         content = json.dumps(asked).encode()
         with self._lock:
             self._begin()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -13,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+from multiprocessing import forkserver, util
 from typing import Any
 
 from quire import interrupts
@@ -92,6 +94,39 @@ class Zygote:
         os.chdir(asked["folder"])
         os.environ.clear()
         os.environ.update(asked["environment"])
+        for module in asked["custom"]:
+            runpy.run_path(module)
+        if any("-parallel-size" in word for word in asked["command"]):
+            begin_fork_server()
+
+
+def begin_fork_server() -> None:
+    """What the ranks of this process are forked from: a fork of it, as long as it has one thread, instead of a new
+    interpreter that imports everything."""
+    from services.worker.ranks import processes
+
+    start_interpreter = util.spawnv_passfds
+
+    def fork(path: str, args: list[str], kept: list[int]) -> int:
+        if "forkserver" not in args[-1]:  # it is for the resource tracker
+            return start_interpreter(path, args, kept)
+        pid = os.fork()
+        if pid == 0:
+            interrupts.IS_COMMAND = False
+            for number in map(int, os.listdir("/proc/self/fd")):
+                if number >= NUM_FILES - 1 and number not in kept:
+                    with contextlib.suppress(OSError):  # it was for listing them
+                        os.close(number)
+            try:
+                exec(args[-1], {})
+            finally:
+                os._exit(0)
+        return pid
+
+    util.spawnv_passfds = fork
+    forkserver.ensure_running()
+    util.spawnv_passfds = start_interpreter
+    processes.BEGINNING = multiprocessing.get_context("forkserver")
 
 
 def main() -> None:

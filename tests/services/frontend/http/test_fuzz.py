@@ -8,7 +8,7 @@ import pytest
 
 from tests.services.frontend.http.fuzz import Findings, fuzz
 
-DOCUMENT_EXAMPLES, FIELD_EXAMPLES, PLACE_EXAMPLES = 8, 40, 1
+DOCUMENT_EXAMPLES, FIELD_EXAMPLES, PLACE_EXAMPLES = 5, 40, 1
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ import pytest
 ATTENTION = {"_decode_attention", "_shared_prefix", "_chunk_attention", "_row_linear"}
 EXPERTS = {"_route", "_grouped_linear"}
 CALLED = {
-    "qwen3-0.6b": ATTENTION,
-    "llama3-8b": ATTENTION,
     "llama3-8b adapters": ATTENTION | {"_shrink", "_pick", "_expand", "_row_low_rank"},
     "qwen3-30b-a3b": ATTENTION | EXPERTS | {"_row_experts_down"},
     "deepseek-v2-lite": EXPERTS | {"_latent_attention", "_latent_store", "_combine"},
+    "qwen3-0.6b": ATTENTION,
+    "llama3-8b": ATTENTION,
 }
 
 
@@ -25,7 +25,7 @@ CALLED = {
 def test_no_kernel_of_a_graph_is_forgotten(shape: str) -> None:
     command = [sys.executable, "-m", "tests.services.worker.models.recorded_kernels", *shape.split()]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, env=environment, check=True, timeout=250, stdout=subprocess.PIPE)
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     kernels = json.loads(done.stdout)
     assert CALLED[shape] <= set(kernels["called"])
     assert kernels["forgotten"] == []
