@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.cluster import Cluster
+from shared.errors import Unavailable
+from shared.pb.admin.v1 import admin_pb2
+from tests.chaos.conftest import services
 from tests.chaos.test_workers import pid
 from tests.e2e.kv.test_kv_handover import told
 from tests.e2e.observability.test_metrics import page
@@ -39,13 +42,24 @@ def ask_amid(cluster: Cluster, victim: str, ask: Callable[[], Answer], num_asker
 
 
 def kill_amid(cluster: Cluster, victim: str) -> None:
-    """While others ask again and again: if it had nothing to do at that moment, it is killed again."""
+    """While others ask again and again: once it has something to do, and again if it had nothing left at that
+    moment."""
     process = cluster.process(victim)
     while not num_interrupted(cluster, victim):
         before = process.restarts
-        until(lambda: process.ready.is_set() and process.running)
+        until(lambda: process.ready.is_set() and process.running and has_work(cluster, victim))
         os.kill(pid(cluster, victim), signal.SIGKILL)
         until(lambda: process.restarts > before)  # noqa: B023 - of this round
+
+
+def has_work(cluster: Cluster, victim: str) -> bool:
+    """A worker that runs something or lets it wait; of a scheduler, any."""
+    try:
+        found = services(cluster.grpc_address).values()
+    except Unavailable:  # it has only just come
+        return False
+    workers = [one for one in found if one.role == admin_pb2.ROLE_WORKER]
+    return any(one.running or one.waiting for one in workers if victim in (one.id, "scheduler-0"))
 
 
 def num_interrupted(cluster: Cluster, victim: str) -> float:

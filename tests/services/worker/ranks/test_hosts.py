@@ -306,6 +306,7 @@ def num_mapped() -> int:
 def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     """Ranks that fail at once, of replicas that are gone then."""
     lives, stopping, seen = 2, threading.Event(), []
+    before, open_before = set(threading.enumerate()), descriptors()
     masters: list[threading.Thread] = []
     settings = WorkerSettings(model="m", node_rank=1, **TWO, cluster_secret_file=secret)
     welcome = start.Welcome("v", "m", "127.0.0.1", 1, 2, 1, 1, 1, {})
@@ -314,7 +315,8 @@ def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: p
         def dial(*_: object) -> tuple[Channel, start.Welcome] | None:
             for master in masters:
                 master.join()
-            seen.append((num_mapped(), len(os.listdir("/proc/self/fd")), threading.active_count()))
+            new = len(descriptors() - open_before), len(set(threading.enumerate()) - before)
+            seen.append((num_mapped(), *new))
             if len(seen) > lives:
                 return None
             dialled, accepted = links.enter_context(linked())
@@ -326,10 +328,19 @@ def test_a_host_that_has_seen_many_replicas_keeps_nothing_of_them(monkeypatch: p
         monkeypatch.setattr(start, "_build", lambda *_: len)  # what no rank can be made with
         start.run_node(settings, stopping)
     stopping.set()
-    mapped, descriptors, threads = zip(*seen, strict=True)
+    mapped, opened, threads = zip(*seen, strict=True)
     assert mapped == (0,) * (lives + 1)
-    assert len(set(descriptors[1:])) == 1, "the first has begun what watches over processes"
+    assert len(set(opened[1:])) == 1, "the first has begun what watches over processes"
     assert len(set(threads)) == 1
+
+
+def descriptors() -> set[tuple[int, str]]:
+    """Of this process, and what they are of."""
+    found = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # it was for listing them
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 def _gone_when_told(channel: Channel) -> None:
