@@ -20,6 +20,7 @@ from quire.cluster import Cluster, ClusterOptions
 from quire.requests import Options
 from shared.errors import InvalidArgument, NotFound, Unauthenticated
 from shared.security import secret_file
+from tests.waiting import until
 
 PROMPT = (
     "Once upon a time there was a lighthouse at the end of the world, and in it lived a cat who could count. One day"
@@ -120,7 +121,7 @@ def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
         assert cached(complete(cluster, "late")) == 0
         assert ask(cluster, "late") == '{"answer": "68"}'
         assert "late" in [model.name for model in client.models()]
-        assert [one.name for one in client.adapters()] == ["json", "late", "other", "pirate"]
+        until(lambda: [one.name for one in client.adapters()] == ["json", "late", "other", "pirate"])  # one "late" went
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda name: ask(cluster, name), ["pirate", "json", "late", "other"] * 2))
         assert answers[:3] == answers[4:7] == ["Ahoy! 68 Arr!", '{"answer": "68"}', '{"answer": "68"}']
