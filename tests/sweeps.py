@@ -56,7 +56,6 @@ FIRST_SLOW_CASES = {
     "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,
     "tests/chaos/test_schedulers.py::test_redis_is_away_while_another_part_goes": 2,
     "tests/chaos/test_tiers.py::test_killed_in_the_middle_of_a_move": 3,
-    "tests/e2e/kv/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 2,
     "tests/kernels/cpu/test_build.py::test_every_width_compiles": 2,
     "tests/services/worker/models/test_recorded_kernels.py::test_no_kernel_of_a_graph_is_forgotten": 3,
 }

@@ -41,7 +41,7 @@ def scores(client: Client) -> list[list[float]]:
     return [*of_queries, client.score(QUERIES * 10, DOCUMENTS)]
 
 
-@pytest.mark.parametrize("victim", ["worker-0", "worker-1", "scheduler-0"])
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0", "worker-1"])
 def test_scores_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
     with Client(cluster.grpc_address) as client:
         calm = scores(client)

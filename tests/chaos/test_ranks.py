@@ -17,7 +17,7 @@ from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen
 from tests.chaos.streams import everything, greedy
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
-from tests.waiting import services
+from tests.waiting import services, until
 
 pytestmark = pytest.mark.timeout(300)
 RANKS = {**WORKER, "tensor_parallel_size": 2}
@@ -78,9 +78,16 @@ async def gone(number: int) -> None:
             await asyncio.sleep(0.02)
 
 
+def num_restarts(cluster: Cluster) -> dict[str, int]:
+    """Of each worker's process, once that of worker-0 has begun anew."""
+    until(lambda: cluster.process("worker-0").restarts)
+    return {one.spec.id: one.restarts for one in cluster.processes if one.spec.role == "worker"}
+
+
 @pytest.mark.slow
 async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL))
+    assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
 @pytest.mark.slow
@@ -88,6 +95,7 @@ async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed:
 async def test_a_rank_is_killed_among_samples_and_their_log_probabilities(two: Cluster) -> None:
     undisturbed = await listen(two, everything)
     await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
+    assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
 @pytest.mark.slow
@@ -100,6 +108,7 @@ async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
         await gone(rank)
 
     await survives(alone, undisturbed, kill)
+    assert num_restarts(alone) == {"worker-0": 1}
 
 
 @pytest.mark.slow
@@ -116,6 +125,7 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
             await gone(rank)
 
         await survives(cluster, undisturbed, strike)
+        assert num_restarts(cluster) == {"worker-0": 1, "worker-1": 0}
 
 
 @pytest.mark.slow
@@ -137,6 +147,7 @@ async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(
             await gone(rank)
 
         await survives(cluster, undisturbed, strike)
+        assert num_restarts(cluster) == {"worker-0": 1, "worker-1": 0}
 
 
 @pytest.mark.slow
@@ -149,6 +160,7 @@ async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
         await gone(rank)
 
     await survives(two, undisturbed, hang)
+    assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
 @pytest.mark.slow
