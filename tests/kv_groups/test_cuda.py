@@ -9,8 +9,6 @@ import pytest
 from services.scheduler.core.sequence import Family
 from tests.kv_groups import models
 from tests.kv_groups.models import greedy
-from tests.kv_groups.test_drafts_of_states import DRAFTED, check_drafts, drafting
-from tests.kv_groups.test_states import check
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import RECURRENT_FAMILIES
@@ -57,17 +55,3 @@ def test_text_of_recurrent_layers_is_that_of_transformers(tmp_path: Path, family
     run.run()
     assert [a.tokens for a in asked] == [greedy(made, a.prompt, len(a.tokens)) for a in asked]
     assert run.core.counts.cached_tokens >= 128 + 2 * 32
-
-
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("family", DRAFTED)
-def test_drafts_of_recurrent_layers_change_no_text(tmp_path: Path, family: str, way: dict[str, object]) -> None:
-    """Some of them are wrong, prompts come in chunks beside them, and two steps are under way."""
-    made = checkpoints.make(family, tmp_path)
-    sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "num_blocks": 300, **way}
-    prompts = [prompt(length, length) for length in (90, 5, 33, 18)]
-    run = drafting(made, prompts, 40, sizes)
-    answers = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts]
-    run.run()
-    check(made, answers, 40)
-    check_drafts(run)

@@ -1,20 +1,21 @@
 """Tensors of a checkpoint are copied into a model's memory, on GPUs by several threads at once.
 
 A file's pages are read (out of the page cache, or from the disk) into pinned memory and go to the GPU from there, by a
-stream of each thread's own: one thread reads 3 to 6 GB/s, the link takes 50.
+stream of each thread's own: one thread reads 3 to 7 GB/s, the link takes 50. Threads take many small tensors at a time,
+and do little in Python for each: every function of torch lets go of the interpreter, which eight threads then ask for.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,12 @@ from shared.logs import logger
 log = logger("worker.loading")
 
 MOST_THREADS = 8
-PIECE = 16 << 20  # bytes of pinned memory, of which each thread has two
-MOST_WAITING = 256  # tensors that have been found and are not copied yet
+PIECE = 32 << 20  # bytes of pinned memory, of which each thread has two; and what a thread is given at a time, at least
+MOST_WAITING = 16  # of what threads are given
 SAY_EVERY_S = 2.0
+
+Pair = tuple[Tensor, Tensor]
+"""What is read, and where it goes."""
 
 
 class Copies:
@@ -34,6 +38,8 @@ class Copies:
     def __init__(self, num_threads: int) -> None:
         """0: at once, by the caller."""
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load") if num_threads else None
+        self._found: list[Pair] = []
+        self._found_bytes = 0
         self._waiting: deque[Future[None]] = deque()
         self._own = threading.local()
         self._streams: list[torch.cuda.Stream] = []
@@ -47,14 +53,16 @@ class Copies:
         if self._pool is None:
             destination.copy_(tensor)
         else:
-            while len(self._waiting) >= MOST_WAITING:
-                self._waiting.popleft().result()
-            ahead = torch.cuda.current_stream(destination.device) if destination.is_cuda else None
-            self._waiting.append(self._pool.submit(self._copy, tensor, destination, ahead))
+            self._found.append((tensor, destination))
+            self._found_bytes += destination.nbytes
+            if self._found_bytes >= PIECE:
+                self._give(self._pool)
         self._say()
 
     def settle(self) -> None:
         """All that has been put is there. Raises what a copy raised."""
+        if self._pool is not None:
+            self._give(self._pool)
         while self._waiting:
             self._waiting.popleft().result()
         for stream in self._streams:
@@ -64,21 +72,32 @@ class Copies:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
+    def _give(self, pool: ThreadPoolExecutor) -> None:
+        found, self._found, self._found_bytes = self._found, [], 0
+        if not found:
+            return
+        while len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft().result()
+        first = found[0][1]
+        ahead = torch.cuda.current_stream(first.device) if first.is_cuda else None
+        self._waiting.append(pool.submit(self._copy, found, ahead))
+
     def _say(self) -> None:
         now = time.monotonic()
         if now - self._said >= SAY_EVERY_S:
             self._said, gib = now, self._num_bytes / (1 << 30)
             log.info("weights", loaded_gib=round(gib, 1), gib_per_s=round(gib / (now - self._begun), 1))
 
-    def _copy(self, tensor: Tensor, destination: Tensor, ahead: torch.cuda.Stream | None) -> None:
+    def _copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream | None) -> None:
         with torch.inference_mode(self._inference):
             if ahead is None:
-                destination.copy_(tensor)
+                for tensor, destination in pairs:
+                    destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
-                self._own.staging = Staging(destination.device)
+                self._own.staging = Staging(ahead.device)
                 self._streams.append(self._own.staging.stream)
-            self._own.staging.copy(tensor, destination, ahead)
+            self._own.staging.copy(pairs, ahead)
 
 
 class Staging:
@@ -86,31 +105,68 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._taken = [torch.cuda.Event(), torch.cuda.Event()]
-        self._turn = 0
+        self._pieces = [_Piece(), _Piece()]
 
-    def copy(self, tensor: Tensor, destination: Tensor, ahead: torch.cuda.Stream) -> None:
+    def copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream) -> None:
         """Behind what is `ahead`: kernels that may still read what was in this memory before."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(ahead)
-            alike = tensor.dtype == destination.dtype and tensor.shape == destination.shape
-            if not alike or not tensor.is_contiguous() or not destination.is_contiguous():
-                destination.copy_(tensor)
-                return
-            source, target = (one.view(-1).view(torch.uint8) for one in (tensor, destination))
-            for begin in range(0, source.numel(), PIECE):
-                piece = source[begin : begin + PIECE]
-                with self._next(piece.numel()) as pinned:
-                    np.copyto(pinned.numpy(), piece.numpy())  # torch would begin threads of its own for it
-                    target[begin : begin + PIECE].copy_(pinned, non_blocking=True)
+            piece = self._next()
+            for tensor, destination in pairs:
+                if not _lie_alike(tensor, destination):
+                    destination.copy_(tensor)
+                    continue
+                for address, target in _parts(tensor, destination):
+                    if not piece.takes(target):
+                        piece.send(self.stream)
+                        piece = self._next()
+                    piece.add(address, target)
+            piece.send(self.stream)
 
-    @contextmanager
-    def _next(self, size: int) -> Iterator[Tensor]:
-        self._turn ^= 1
-        self._taken[self._turn].synchronize()
-        yield self._pieces[self._turn][:size]
-        self._taken[self._turn].record(self.stream)
+    def _next(self) -> _Piece:
+        self._pieces.reverse()
+        self._pieces[0].taken.synchronize()
+        return self._pieces[0]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Pinned memory, and where what has been put there goes."""
+
+    memory: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8, pin_memory=True))
+    taken: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    targets: list[Tensor] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def takes(self, target: Tensor) -> bool:
+        return self.num_bytes + target.nbytes <= self.memory.nbytes
+
+    def add(self, address: int, target: Tensor) -> None:
+        ctypes.memmove(self.memory.data_ptr() + self.num_bytes, address, target.nbytes)  # torch would begin threads
+        self.targets.append(target)
+        self.num_bytes += target.nbytes
+
+    def send(self, stream: torch.cuda.Stream) -> None:
+        if self.targets:
+            sources = self.memory[: self.num_bytes].split([target.nbytes for target in self.targets])
+            torch._foreach_copy_(self.targets, sources, non_blocking=True)
+            self.taken.record(stream)
+        self.targets, self.num_bytes = [], 0
+
+
+def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
+    alike = tensor.dtype == destination.dtype and tensor.shape == destination.shape
+    return alike and tensor.is_contiguous() and destination.is_contiguous()
+
+
+def _parts(tensor: Tensor, destination: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Addresses, and uint8 [at most PIECE] of where what lies there goes."""
+    target, address = destination.view(-1).view(torch.uint8), tensor.data_ptr()
+    if target.nbytes <= PIECE:
+        yield address, target
+        return
+    for begin in range(0, target.nbytes, PIECE):
+        yield address + begin, target[begin : begin + PIECE]
 
 
 def threads_for(device: torch.device) -> int:
