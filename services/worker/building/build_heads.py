@@ -45,7 +45,7 @@ def build_heads(
     if sentence is not None and sentence.late is not None:
         pooling, late = _comparing_head(settings, model, sentence, place)
         return Heads(sampler, [prompts, pooling], told, late)
-    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model, sentence)], told)
+    return Heads(sampler, [prompts, _pooling_head(settings, model, sentence)], told)
 
 
 def _sampler(
@@ -78,17 +78,18 @@ def _comparing_head(
     load = settings.load_format != "dummy"
     by_token = SentenceHead.of(Path(settings.model), sentence, place.device, load=load)
     late = LateInteraction.of(settings, by_token.size(model.config.hidden_size))
-    return PoolingHead(model.config.hidden_size, classifier=model.classifier, by_token=by_token, late=late), late
+    size, alone = model.config.hidden_size, settings.batch_invariant
+    return PoolingHead(size, classifier=model.classifier, by_token=by_token, late=late, one_by_one=alone), late
 
 
-def _pooling_head(folder: Path, model: CausalLM, sentence: SentenceModel | None) -> PoolingHead:
+def _pooling_head(settings: WorkerSettings, model: CausalLM, sentence: SentenceModel | None) -> PoolingHead:
     """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
-    size = model.config.hidden_size
+    size, alone = model.config.hidden_size, settings.batch_invariant
     if sentence is None:
-        return PoolingHead(size, classifier=model.classifier)
+        return PoolingHead(size, classifier=model.classifier, one_by_one=alone)
     poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
     if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
-        text = f"model: {folder} pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models "
-        raise InvalidArgument(f"{text}that go on have {', '.join(poolers)} and none", field="model")
+        text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models that go on have"
+        raise InvalidArgument(f"model: {settings.model} {text} {', '.join(poolers)} and none", field="model")
     default = poolers[sentence.modes[0]]
-    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes)
+    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes, one_by_one=alone)

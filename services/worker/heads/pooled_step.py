@@ -73,6 +73,8 @@ class PooledVectors:
         result.pooled.slots = columns.u32_bytes(self.slots)
         result.pooled.sizes = columns.u32_bytes(self.sizes)
         result.pooled.values = columns.f32_bytes(self.values)
+        if np.isfinite(self.values).all():
+            return
         vectors = np.split(self.values, np.cumsum(self.sizes)[:-1])
         for slot, vector in zip(self.slots, vectors, strict=True):
             if not np.isfinite(vector).all():

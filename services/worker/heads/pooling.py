@@ -7,6 +7,7 @@ kept by slot, in float32 on the device, until the chunk with the last token; so 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -48,6 +49,11 @@ class Pooled:
         """Elements of its vectors together."""
         return self.dimensions * (1 if self.places is None else len(self.places))
 
+    @property
+    def kind(self) -> tuple[Classifier | None, bool, int]:
+        """Sequences of one kind become vectors in the same way, once their states are one."""
+        return self.classifier, self.normalize, self.dimensions
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -71,9 +77,12 @@ class PoolingHead:
         normalizes: bool = True,
         by_token: SentenceHead | None = None,
         late: LateInteraction | None = None,
+        one_by_one: bool = False,
     ) -> None:
         """`default`, `normalizes`: of sequences that leave the choice to the model. `by_token`: what stands behind the
-        hidden state of each single token; `late`: None: texts are not compared here."""
+        hidden state of each single token; `late`: None: texts are not compared here. `one_by_one`: no vector is made
+        together with another, whose number may change its last bits."""
+        self._one_by_one = one_by_one
         self._by_token, self._late = by_token, late
         self._normalizes = normalizes
         self._hidden_size = hidden_size
@@ -150,17 +159,31 @@ class PoolingHead:
         """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
         step, at = PooledStep(), 0
         compared: list[tuple[Part, Tensor]] = []
-        for part in parts:
-            count = len(part.tokens)
-            found = self._of_part(part, hidden[at : at + count, : self._hidden_size])
+        for together in self._runs(parts):
+            count = sum(len(part.tokens) for part in together)
+            states = hidden[at : at + count, : self._hidden_size]
             at += count
-            if found is not None and part.asked.late is not None:
-                compared.append((part, found))
+            first = together[0]
+            found = self._by_place(first, states) if first.asked.places is not None else self._whole(together, states)
+            if found is not None and first.asked.late is not None:
+                compared.append((first, found))
             elif found is not None:
-                step.add([part.slot], [part.asked.size], found)
+                step.add([part.slot for part in together], [part.asked.size for part in together], found)
         if compared:
             self._compare(compared, step)
         return step
+
+    def _runs(self, parts: list[Part]) -> Iterator[list[Part]]:
+        """Neighbours whose vectors are made together: a kernel for each of a hundred short texts takes longer to launch
+        than the texts to compute."""
+        together: list[Part] = []
+        for part in parts:
+            if together and not (_may_join(part, together[-1]) and not self._one_by_one):
+                yield together
+                together = []
+            together.append(part)
+        if together:
+            yield together
 
     def _compare(self, compared: list[tuple[Part, Tensor]], step: PooledStep) -> None:
         """Queries before the documents that are compared with them. Tensors: float32 [num_places, dimensions]."""
@@ -177,17 +200,25 @@ class PoolingHead:
             else:
                 self._late.keep(slots, vectors, starts)
 
-    def _of_part(self, part: Part, hidden: Tensor) -> Tensor | None:
-        """float32, once the slot's last token is computed."""
-        if part.asked.places is not None:
-            states = self._states.setdefault(part.slot, [])
-            states.append(hidden.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
-            return self._vectors(part.asked, torch.cat(states)) if part.ends else None
-        total = self._added(part.slot, hidden)
-        if part.ends:
-            return _vector(part.asked, total)
-        self._sums[part.slot] = total
-        return None
+    def _by_place(self, part: Part, states: Tensor) -> Tensor | None:
+        """float32 [num_places, dimensions], once the slot's last token is computed."""
+        kept = self._states.setdefault(part.slot, [])
+        kept.append(states.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
+        return self._vectors(part.asked, torch.cat(kept)) if part.ends else None
+
+    def _whole(self, parts: list[Part], states: Tensor) -> Tensor | None:
+        """float32 [num_parts, dimensions] of parts of one kind that end, or None behind one that does not."""
+        if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].ends:
+            return _made(parts[0].asked, states.float())
+        totals, at = [], 0
+        for part in parts:
+            total = self._added(part.slot, states[at : at + len(part.tokens)])
+            at += len(part.tokens)
+            if not part.ends:
+                self._sums[part.slot] = total
+                return None
+            totals.append(total / part.asked.num_tokens if part.asked.pooler == MEAN else total)
+        return _made(parts[0].asked, torch.stack(totals))
 
     def _vectors(self, asked: Pooled, states: Tensor) -> Tensor:
         """float32 [num_places, dimensions] of states [num_places, hidden_size]"""
@@ -237,13 +268,18 @@ def check_size(size: int) -> None:
         raise InvalidArgument(text, field="pooling")
 
 
-def _vector(asked: Pooled, total: Tensor) -> Tensor:
-    """float32 [dimensions]"""
-    total = total / asked.num_tokens if asked.pooler == MEAN else total
+def _may_join(part: Part, other: Part) -> bool:
+    """Whether both end, with one vector of the same kind each."""
+    whole = part.ends and other.ends and part.asked.places is None and other.asked.places is None
+    return whole and part.asked.kind == other.asked.kind
+
+
+def _made(asked: Pooled, totals: Tensor) -> Tensor:
+    """float32 [num_parts, dimensions] of states [num_parts, hidden_size]"""
     if asked.classifier is not None:
-        return asked.classifier(total)
-    vector = total[: asked.dimensions]
-    return torch.nn.functional.normalize(vector, dim=0) if asked.normalize else vector
+        return asked.classifier(totals.t()).t()
+    vectors = totals[:, : asked.dimensions]
+    return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
 
 
 @dataclass(frozen=True, slots=True)

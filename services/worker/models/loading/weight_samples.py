@@ -95,7 +95,7 @@ def _gathered(file: int, size: int, samples: list[tuple[int, int]]) -> Iterator[
         lengths = np.minimum(lengths, size - starts)
         before = np.cumsum(lengths) - lengths
         places = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-        yield memoryview(whole.take(places))
+        yield whole.take(places).data
 
 
 def _checksums(path: Path) -> str:

@@ -14,9 +14,11 @@ from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
 from services.worker.sampling.ranking import by_candidates, by_ranks
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from shared.pb.common.v1 import pooling_pb2
 from shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.heads.test_pooling import pooled
 from tests.services.worker.heads.test_prompt_logprobs import asking, found
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
@@ -134,6 +136,21 @@ def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], ch
         rig.step(counts={0: count})
         together += found(rig)
     assert [(ids[:4], values[:4], rank) for ids, values, rank in together] == expected
+
+
+@pytest.mark.parametrize("pooler", [pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN])
+def test_vectors_of_whole_texts(checkpoint: Make, way: dict[str, Any], pooler: pooling_pb2.Pooler) -> None:
+    """Alone, beside others that end in vectors of the same kind, and beside those of another."""
+    rig = Rig(checkpoint("qwen3-tied").folder, dtype="bfloat16", max_num_batched_tokens=256, **way)
+    tokens, asked = prompt(23), pooling_pb2.PoolingParams(pooler=pooler)
+    vectors = []
+    for beside in ([], [asked] * 7, [asked, pooling_pb2.PoolingParams(dimensions=5), asked]):
+        new = [New(0, tokens, pooling=asked)]
+        new += [New(slot, prompt(30, slot), pooling=other) for slot, other in enumerate(beside, 1)]
+        rig.step(new, {one.slot: len(one.tokens) for one in new})
+        vectors.append(pooled(rig)[0].tobytes())
+        rig.step(released=[one.slot for one in new])
+    assert len(set(vectors)) == 1
 
 
 @pytest.mark.parametrize("largest", [by_candidates, by_ranks])
