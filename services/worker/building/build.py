@@ -97,7 +97,7 @@ def _replica(
     disk_observer: DiskObserver,
 ) -> Replica:
     fitting, model, drafter = memory.limits, loaded.model, steps.drafter
-    layout = _kv_layout(settings, fitting, site.spec)
+    layout = _kv_layout(settings, fitting, site.spec, loaded.samples)
     return Replica(
         fitting,
         wanted.config.vocab_size,
@@ -141,11 +141,12 @@ def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache], 
     return Orders(weights, folders, sleeper, groups)
 
 
-def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec) -> bytes:
+def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec, samples: bytes) -> bytes:
     """What the bytes of a block mean."""
     dummy = settings.seed if settings.load_format == "dummy" else None
     return layout_of(
         Path(settings.model),
+        samples,
         spec=spec,
         attention=settings.attention_backend,
         dtype=settings.dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +62,10 @@ def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat)
     shape = block_shape(site.spec, kept.layers_per_page, site.kv_dtype)
     counts = _count(model, place, seat)
     weights = Weights(model, new, place)
-    samples = weight_samples.of_folder(Path(settings.model)) if loader.reads_files else b""
-    _load(model, settings, loader, place)
+    with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:
+        sampling = beside.submit(weight_samples.of_folder, Path(settings.model)) if loader.reads_files else None
+        _load(model, settings, loader, place)
+        samples = sampling.result() if sampling is not None else b""
     sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
     return Loaded(model, loader, kept, shape, counts, weights, sleep_memory, samples)
 

@@ -9,13 +9,13 @@ import hashlib
 import json
 from pathlib import Path
 
-from services.worker.models.loading import weight_samples
 from shared.models.model_identity import fingerprint, read_config
 
 
-def layout_of(folder: Path, **facts: object) -> bytes:
-    """`facts`: of how the worker computes and keeps KV; equal where KV can be exchanged."""
-    told = {**facts, "config": fingerprint(read_config(folder)), "weights": weight_samples.of_folder(folder).hex()}
+def layout_of(folder: Path, samples: bytes, **facts: object) -> bytes:
+    """`samples`: of the folder's weights; `facts`: of how the worker computes and keeps KV; equal where KV can be
+    exchanged."""
+    told = {**facts, "config": fingerprint(read_config(folder)), "weights": samples.hex()}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest()
 
 

@@ -1,8 +1,9 @@
 """Tensors of a checkpoint are copied into a model's memory, on GPUs by several threads at once.
 
-A file's pages are read (out of the page cache, or from the disk) into pinned memory and go to the GPU from there, by a
-stream of each thread's own: one thread reads 3 to 7 GB/s, the link takes 50. Threads take many small tensors at a time,
-and do little in Python for each: every function of torch lets go of the interpreter, which eight threads then ask for.
+What lies in a file is read (out of the page cache, or from the disk) into pinned memory and goes to the GPU from there,
+by a stream of each thread's own: one thread reads 3 to 7 GB/s, the link takes 50. A thread takes many small tensors at
+a time, reads those that are neighbours in a file at once, and does little in Python for each: every function of torch
+lets go of the interpreter, which eight threads then ask for.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from services.worker.models.loading.stored import Stored
+from shared.errors import InvalidArgument
 from shared.logs import logger
 
 log = logger("worker.loading")
@@ -28,7 +32,7 @@ PIECE = 32 << 20  # bytes of pinned memory, of which each thread has two; and wh
 MOST_WAITING = 16  # of what threads are given
 SAY_EVERY_S = 2.0
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Tensor | Stored, Tensor]
 """What is read, and where it goes."""
 
 
@@ -43,21 +47,25 @@ class Copies:
         self._waiting: deque[Future[None]] = deque()
         self._own = threading.local()
         self._streams: list[torch.cuda.Stream] = []
+        self._files: dict[Path, int] = {}
         self._inference = torch.is_inference_mode_enabled()
         self._num_bytes, self._begun = 0, time.monotonic()
         self._said = self._begun
 
+    def takes(self, stored: Stored, destination: Tensor) -> bool:
+        """Whether put_stored() does, of one of the same shape."""
+        alike = stored.dtype == destination.dtype and stored.num_bytes == destination.nbytes
+        return self._pool is not None and alike and destination.is_cuda and destination.is_contiguous()
+
+    def put_stored(self, stored: Stored, destination: Tensor) -> None:
+        """What takes() allows. Raises as put()."""
+        if stored.path not in self._files:
+            self._files[stored.path] = os.open(stored.path, os.O_RDONLY)
+        self._put(stored, destination)
+
     def put(self, tensor: Tensor, destination: Tensor) -> None:
         """Raises what an earlier copy raised."""
-        self._num_bytes += destination.nbytes
-        if self._pool is None:
-            destination.copy_(tensor)
-        else:
-            self._found.append((tensor, destination))
-            self._found_bytes += destination.nbytes
-            if self._found_bytes >= PIECE:
-                self._give(self._pool)
-        self._say()
+        self._put(tensor, destination)
 
     def settle(self) -> None:
         """All that has been put is there. Raises what a copy raised."""
@@ -71,6 +79,20 @@ class Copies:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _put(self, read: Tensor | Stored, destination: Tensor) -> None:
+        self._num_bytes += destination.nbytes
+        if self._pool is not None:
+            self._found.append((read, destination))
+            self._found_bytes += destination.nbytes
+            if self._found_bytes >= PIECE:
+                self._give(self._pool)
+        else:
+            assert isinstance(read, Tensor), "takes() said so"
+            destination.copy_(read)
+        self._say()
 
     def _give(self, pool: ThreadPoolExecutor) -> None:
         found, self._found, self._found_bytes = self._found, [], 0
@@ -92,10 +114,11 @@ class Copies:
         with torch.inference_mode(self._inference):
             if ahead is None:
                 for tensor, destination in pairs:
+                    assert isinstance(tensor, Tensor), "takes() said so"
                     destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
-                self._own.staging = Staging(ahead.device)
+                self._own.staging = Staging(ahead.device, self._files)
                 self._streams.append(self._own.staging.stream)
             self._own.staging.copy(pairs, ahead)
 
@@ -103,24 +126,24 @@ class Copies:
 class Staging:
     """A thread's."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, files: dict[Path, int]) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._pieces = [_Piece(), _Piece()]
+        self._pieces = [_Piece(files), _Piece(files)]
 
     def copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream) -> None:
         """Behind what is `ahead`: kernels that may still read what was in this memory before."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(ahead)
             piece = self._next()
-            for tensor, destination in pairs:
-                if not _lie_alike(tensor, destination):
-                    destination.copy_(tensor)
+            for read, destination in pairs:
+                if isinstance(read, Tensor) and not _lie_alike(read, destination):
+                    destination.copy_(read)
                     continue
-                for address, target in _parts(tensor, destination):
-                    if not piece.takes(target):
+                for source, target in _parts(read, destination):
+                    if not piece.takes(source):
                         piece.send(self.stream)
                         piece = self._next()
-                    piece.add(address, target)
+                    piece.add(source, target)
             piece.send(self.stream)
 
     def _next(self) -> _Piece:
@@ -130,28 +153,67 @@ class Staging:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Pinned memory, and where what has been put there goes."""
+class _Source:
+    """Bytes, in a file or in memory."""
 
+    path: Path | None  # None: in memory
+    start: int
+    num_bytes: int
+
+    def goes_on_with(self, other: _Source) -> bool:
+        return self.path is not None and self.path == other.path and self.start + self.num_bytes == other.start
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Pinned memory, what is to be put there, and where it goes then."""
+
+    files: dict[Path, int]
     memory: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8, pin_memory=True))
     taken: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    sources: list[_Source] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     num_bytes: int = 0
 
-    def takes(self, target: Tensor) -> bool:
-        return self.num_bytes + target.nbytes <= self.memory.nbytes
+    def takes(self, source: _Source) -> bool:
+        return self.num_bytes + source.num_bytes <= PIECE
 
-    def add(self, address: int, target: Tensor) -> None:
-        ctypes.memmove(self.memory.data_ptr() + self.num_bytes, address, target.nbytes)  # torch would begin threads
+    def add(self, source: _Source, target: Tensor) -> None:
+        if self.sources and self.sources[-1].goes_on_with(source):
+            self.sources[-1].num_bytes += source.num_bytes
+        else:
+            self.sources.append(source)
         self.targets.append(target)
-        self.num_bytes += target.nbytes
+        self.sizes.append(source.num_bytes)
+        self.num_bytes += source.num_bytes
 
     def send(self, stream: torch.cuda.Stream) -> None:
         if self.targets:
-            sources = self.memory[: self.num_bytes].split([target.nbytes for target in self.targets])
-            torch._foreach_copy_(self.targets, sources, non_blocking=True)
+            self._fill()
+            parts = self.memory[: self.num_bytes].split(self.sizes)
+            torch._foreach_copy_(self.targets, parts, non_blocking=True)
             self.taken.record(stream)
-        self.targets, self.num_bytes = [], 0
+        self.sources, self.targets, self.sizes, self.num_bytes = [], [], [], 0
+
+    def _fill(self) -> None:
+        at, view = 0, self.memory.numpy().data
+        for source in self.sources:
+            if source.path is None:
+                ctypes.memmove(self.memory.data_ptr() + at, source.start, source.num_bytes)  # torch would begin threads
+            else:
+                _read(self.files[source.path], source, view[at : at + source.num_bytes])
+            at += source.num_bytes
+
+
+def _read(file: int, source: _Source, memory: memoryview) -> None:
+    done = 0
+    while done < source.num_bytes:
+        count = os.preadv(file, [memory[done:]], source.start + done)
+        if not count:
+            text = f"model: cannot read {source.path}: it ended at {source.start + done} while it was read"
+            raise InvalidArgument(text, field="model")
+        done += count
 
 
 def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
@@ -159,14 +221,16 @@ def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
     return alike and tensor.is_contiguous() and destination.is_contiguous()
 
 
-def _parts(tensor: Tensor, destination: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Addresses, and uint8 [at most PIECE] of where what lies there goes."""
-    target, address = destination.view(-1).view(torch.uint8), tensor.data_ptr()
+def _parts(read: Tensor | Stored, destination: Tensor) -> Iterator[tuple[_Source, Tensor]]:
+    """Each of PIECE bytes at most, and uint8 where it goes."""
+    path, start = (None, read.data_ptr()) if isinstance(read, Tensor) else (read.path, read.start)
+    target = destination.view(-1).view(torch.uint8)
     if target.nbytes <= PIECE:
-        yield address, target
+        yield _Source(path, start, target.nbytes), target
         return
     for begin in range(0, target.nbytes, PIECE):
-        yield address + begin, target[begin : begin + PIECE]
+        part = target[begin : begin + PIECE]
+        yield _Source(path, start + begin, part.nbytes), part
 
 
 def threads_for(device: torch.device) -> int:

@@ -20,6 +20,7 @@ from services.worker.layers.sharding import TensorPart
 from services.worker.models.gguf import tensors as gguf
 from services.worker.models.loading.copies import Copies, threads_for
 from services.worker.models.loading.rooms import Rooms
+from services.worker.models.loading.stored import Stored, stored_tensors
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -210,11 +211,16 @@ class Source:
     shape: Sequence[int]
     read: Callable[[], Tensor]
     parts: Slices | Tensor
+    stored: Stored | None = None  # None: it lies in no file as it is
 
 
 def _copy(name: str, source: Source, destination: Destination, copies: Copies) -> None:
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
+        return
+    stored = source.stored if list(source.shape) == list(destination.shape) else None
+    if stored is not None and copies.takes(stored, destination):
+        copies.put_stored(stored, destination)
         return
     tensor = source.read()
     _check_tensor(name, tensor, destination)
@@ -271,9 +277,11 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
                 yield from ((name, Source(one.shape, one.read, one)) for name, one in gguf.tensors(path))
                 continue
             with safe_open(path, framework="pt") as file:
+                with path.open("rb", buffering=0) as same:
+                    stored = stored_tensors(path, same.fileno())
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     parts = file.get_slice(name)
-                    yield name, Source(parts.get_shape(), partial(file.get_tensor, name), parts)
+                    yield name, Source(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
         except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None

@@ -13,7 +13,6 @@ import hashlib
 import json
 import mmap
 import os
-import struct
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from services.worker.models.loading.loader import FILES, files
+from services.worker.models.loading.stored import stored_tensors
 from shared.errors import QuireError
 from shared.gguf.header import read_header
 from shared.logs import logger
@@ -33,7 +33,6 @@ NUM_SAMPLES = 64  # of a file
 SAMPLE_BYTES = 4096
 HEAD_BYTES = 1 << 20  # all of a small one
 TENSOR_BYTES = 256
-MOST_HEADER_BYTES = 100_000_000  # of safetensors: as its own readers have it
 NUM_READERS = 4
 GATHERED = 1024  # samples at a time
 DENSES = "*_Dense"  # folders of sentence-transformers, below the model's
@@ -112,11 +111,4 @@ def _tensors(path: Path, file: int) -> Iterator[tuple[int, int]]:
         for place in read_header(path).tensors.values():
             yield place.start, place.num_bytes
     elif path.suffix == ".safetensors":
-        try:
-            (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
-            header = json.loads(os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8))
-            places = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
-            for begin, end in places:
-                yield 8 + num_bytes + begin, end - begin
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a file of safetensors: {error!r}") from None
+        yield from sorted((one.start, one.num_bytes) for one in stored_tensors(path, file).values())

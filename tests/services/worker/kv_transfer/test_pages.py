@@ -12,6 +12,7 @@ import torch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv_transfer.layout import layout_of
+from services.worker.models.loading import weight_samples
 from services.worker.kv_transfer.pages import Pages
 from shared.columns import i32_bytes
 from shared.errors import FailedPrecondition
@@ -98,16 +99,19 @@ def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
 
 
 def test_a_layout_names_the_weights_and_how_kv_is_kept(checkpoint: Make, tmp_path: Path) -> None:
+    def layout(of: Path, dtype: str = "float32") -> bytes:
+        return layout_of(of, weight_samples.of_folder(of), dtype=dtype)
+
     folder = checkpoint("llama").folder
-    told = layout_of(folder, dtype="float32")
-    assert told == layout_of(folder, dtype="float32")
-    assert told != layout_of(folder, dtype="bfloat16")
+    told = layout(folder)
+    assert told == layout(folder)
+    assert told != layout(folder, "bfloat16")
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert told == layout_of(tmp_path, dtype="float32")
+    assert told == layout(tmp_path)
     (weights,) = tmp_path.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert told != layout_of(tmp_path, dtype="float32")
+    assert told != layout(tmp_path)
     assert Rig(folder).replica.pages.layout != Rig(folder, block_size=8).replica.pages.layout

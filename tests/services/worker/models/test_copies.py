@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from services.worker.models.loading import copies as copying
 from services.worker.models.loading.copies import MOST_WAITING, Copies, threads_for
+from services.worker.models.loading.stored import stored_tensors
+from shared.errors import InvalidArgument
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -35,6 +39,44 @@ def test_all_that_was_put_is_there(copies: Copies, device: str, monkeypatch: pyt
     copies.settle()
     for tensor, place in zip(given, places, strict=True):
         assert torch.equal(place.cpu(), tensor.float())
+
+
+@pytest.mark.gpu
+def test_what_lies_in_a_file_is_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors and those of several pieces, in the file's order and in another, beside one that is given."""
+    monkeypatch.setattr(copying, "PIECE", 1000)
+    path, given = tmp_path / "model.safetensors", {f"t{i:03}": torch.randn(i % 91 + 1, 7) for i in range(500)}
+    save_file(given, path)
+    with path.open("rb") as file:
+        stored = stored_tensors(path, file.fileno())
+    places = {name: torch.full(tensor.shape, torch.nan, device="cuda") for name, tensor in given.items()}
+    for names in ([*given], [*reversed(given)]):
+        opened = Copies(4)
+        for name in names:
+            if name == "t007":
+                opened.put(given[name], places[name])
+            else:
+                assert opened.takes(stored[name], places[name])
+                opened.put_stored(stored[name], places[name])
+        opened.settle()
+        opened.close()
+        assert all(torch.equal(places[name].cpu(), given[name]) for name in given)
+        for place in places.values():
+            place.fill_(torch.nan)
+
+
+@pytest.mark.gpu
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"t": torch.randn(1000)}, path)
+    with path.open("rb+") as file:
+        stored = stored_tensors(path, file.fileno())["t"]
+        file.truncate(3000)
+    opened = Copies(1)
+    opened.put_stored(stored, torch.zeros(1000, device="cuda"))
+    with pytest.raises(InvalidArgument, match="it ended at 3000"):
+        opened.settle()
+    opened.close()
 
 
 def test_what_a_copy_raised_is_raised(copies: Copies) -> None:

@@ -1,0 +1,49 @@
+"""Where the tensors of a safetensors file lie in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+MOST_HEADER_BYTES = 100_000_000  # as its own readers have it
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a file, in the order of memory."""
+
+    path: Path
+    start: int
+    num_bytes: int
+    dtype: torch.dtype | None  # None: one that nothing is computed in
+
+
+def stored_tensors(path: Path, file: int) -> dict[str, Stored]:
+    """By name. `file`: a descriptor of it. Raises ValueError where it is none of safetensors."""
+    try:
+        (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
+        header = json.loads(os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8))
+        found = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                found[name] = Stored(path, 8 + num_bytes + begin, end - begin, DTYPES.get(entry.get("dtype")))
+        return found
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a file of safetensors: {error!r}") from None
