@@ -12,8 +12,8 @@ import torch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv_transfer.layout import layout_of
-from services.worker.models.loading import weight_samples
 from services.worker.kv_transfer.pages import Pages
+from services.worker.models.loading import weight_samples
 from shared.columns import i32_bytes
 from shared.errors import FailedPrecondition
 from shared.kv.block_hash import chain, root_hash
