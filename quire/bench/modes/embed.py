@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +25,7 @@ from quire.client import Client
 Inputs = Sequence[Sequence[int]]
 Side = Callable[[Inputs], None]
 LEAST_ID = 3  # what is below stands for padding and the like
+CONNECTIONS_EACH = 4
 BATCH = 64  # of transformers, inputs of about one length
 
 
@@ -47,8 +50,11 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         for served in target.targets(arguments, Path(scratch)):
             inputs = _inputs(arguments, served.vocab_size)
-            with ThreadPoolExecutor(arguments.calls) as pool, Client(served.grpc_address) as client:
-                sides = {"quire": _quire(client, pool, arguments.per_call)}
+            with ThreadPoolExecutor(arguments.calls) as pool, ExitStack() as opened:
+                # A connection has one frontend, whichever it happens to come to.
+                connections = 1 if served.frontends == 1 else CONNECTIONS_EACH * served.frontends
+                clients = [opened.enter_context(Client(served.grpc_address)) for _ in range(connections)]
+                sides = {"quire": _quire(clients, pool, arguments.per_call)}
                 if arguments.beside_transformers:
                     folder = shapes.prepare(served.name, Path(scratch)).folder
                     assert folder is not None, "the bundled model is no encoder"
@@ -82,10 +88,11 @@ def _inputs(arguments: argparse.Namespace, vocab_size: int) -> Inputs:
     return [numbers.choices(range(LEAST_ID, vocab_size), k=length) for length in lengths]
 
 
-def _quire(client: Client, pool: ThreadPoolExecutor, per_call: int) -> Side:
+def _quire(clients: Sequence[Client], pool: ThreadPoolExecutor, per_call: int) -> Side:
     def run(inputs: Inputs) -> None:
         calls = [inputs[start : start + per_call] for start in range(0, len(inputs), per_call)]
-        for found, asked in zip(pool.map(client.embed, calls), calls, strict=True):
+        turns = itertools.cycle(clients)
+        for found, asked in zip(pool.map(lambda call: next(turns).embed(call), calls), calls, strict=True):
             assert len(found) == len(asked)
 
     return run
