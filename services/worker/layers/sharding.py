@@ -26,12 +26,20 @@ class Collectives(Protocol):
     def joins_chains(self) -> bool:
         """Whether add_up_into() is one kernel, for a row at least."""
 
+    @property
+    def norms_sums(self) -> bool:
+        """Whether add_up_normed() is one kernel, for few rows at least."""
+
     def add_up(self, x: Tensor) -> Tensor:
         """The sum over all ranks, with the same bits on each; may be `x` itself, changed in place."""
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
         that are launched before their inputs are there (kernels.triton.pdl)."""
+
+    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        """The same sum is added to `residual`, and what that becomes is normalised by rows, in one kernel; None, and
+        nothing is done, where there is none for such rows."""
 
     def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         """The sum over all ranks of what each makes of its own `rows`, of each row by itself: [num_rows, n] ->
@@ -58,12 +66,16 @@ class _Alone:
     """Of a rank that has the whole model."""
 
     joins_chains = True
+    norms_sums = False
 
     def add_up(self, x: Tensor) -> Tensor:
         return x
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         residual += x
+
+    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        return None
 
     def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         return make(rows)

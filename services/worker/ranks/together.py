@@ -54,6 +54,10 @@ class Together:
         return self._mailbox is not None
 
     @property
+    def norms_sums(self) -> bool:
+        return self._mailbox is not None and self._beside is None  # what is added up beside products has no norm in it
+
+    @property
     def has_two_shots(self) -> bool:
         return self._exchange is not None
 
@@ -87,6 +91,13 @@ class Together:
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         self._sum(x.contiguous(), residual, pdl=pdl)
+
+    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
+
+        if self._mailbox is None or not normed_sum_takes(x, weight, self._mailbox):
+            return None
+        return normed_sum_of_ranks(x.contiguous(), self._mailbox, residual, weight, eps)
 
     def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
         """In place of the residual, or of `x`."""

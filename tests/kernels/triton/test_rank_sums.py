@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.reference.rank_sums import sum_of_ranks as reference
+from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
 from kernels.triton.rank_sums import BLOCK, Mailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
 
 SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
@@ -29,12 +30,15 @@ class Host:
         for mailbox in self.mailboxes:
             mailbox.calls.fill_(before)
 
-    def deliver(self, to: int, parts: list[torch.Tensor], call: int) -> None:
-        """As the other ranks would, in words that are not this one's."""
+    def deliver(self, to: int, parts: list[torch.Tensor], call: int, block: int | None = None) -> None:
+        """As the other ranks would, in words that are not this one's: of all blocks, or of one."""
         for rank, part in enumerate(parts):
             if rank != to:
                 words = part.view(-1).view(torch.int32).long() & 0xFFFFFFFF
-                self.inboxes[to][call & 1, rank, : words.numel()] = words | call << 32
+                here = slice(words.numel()) if block is None else slice(block * BLOCK, (block + 1) * BLOCK)
+                words = words[here]
+                start = here.start or 0
+                self.inboxes[to][call & 1, rank, start : start + words.numel()] = words | call << 32
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -52,6 +56,44 @@ def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, shape: tu
             got = sum_of_ranks(parts[rank].clone(), mailbox, kept)
             assert torch.equal(got, want)
             assert kept is None or got is kept
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("shape", [(3, 2 * BLOCK), (1, 6 * BLOCK), (1, 4 * BLOCK)])
+def test_rows_of_the_sum_are_normalised(device: torch.device, num_ranks: int, shape: tuple[int, int]) -> None:
+    """In turn with sums of other sizes, which count calls of their own channels."""
+    host, weight = Host(num_ranks, device), torch.randn(shape[1]).to(device, SIXTEEN)
+    calls = [0] * NUM_BLOCKS
+    for size in (shape, (1, 64), shape, (1, 2 * BLOCK + 2), shape):
+        parts = [torch.randn(size).to(device, SIXTEEN) for _ in range(num_ranks)]
+        residual = torch.randn(size).to(device, SIXTEEN)
+        want = reference(parts, residual.clone())
+        blocks = range(-(-parts[0].numel() // 2 // BLOCK))
+        for block in blocks:
+            calls[block] += 1
+        for rank, mailbox in enumerate(host.mailboxes):
+            for block in blocks:
+                host.deliver(rank, parts, calls[block], block)
+            kept = residual.clone()
+            if size == shape:
+                normed = normed_sum_of_ranks(parts[rank].clone(), mailbox, kept, weight, 1e-5)
+                expected = torch.nn.functional.rms_norm(want.float(), shape[1:], weight.float(), 1e-5)
+                torch.testing.assert_close(normed.float(), expected, rtol=2e-3, atol=1e-3)
+            else:
+                sum_of_ranks(parts[rank].clone(), mailbox, kept)
+            assert torch.equal(kept, want)
+
+
+def test_rows_that_share_a_channel_are_left_to_others(device: torch.device) -> None:
+    mailbox = Host(2, device).mailboxes[0]
+
+    def takes(*shape: int, dtype: torch.dtype = SIXTEEN) -> bool:
+        return normed_sum_takes(torch.zeros(shape, dtype=dtype), torch.zeros(shape[-1], dtype=SIXTEEN), mailbox)
+
+    assert takes(2, 2 * BLOCK)
+    assert not takes(2, BLOCK)
+    assert not takes(NUM_BLOCKS + 1, 2 * BLOCK)
+    assert not takes(2, 2 * BLOCK, dtype=torch.float32)
 
 
 def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) -> None:

@@ -41,15 +41,24 @@ class Attention:
     """Grouped-query attention with rotary positions, and per-head norms where the model has them."""
 
     def __init__(
-        self, name: str, config: DecoderConfig, window: int, backend: AttentionBackend, place: Placement
+        self,
+        name: str,
+        config: DecoderConfig,
+        window: int,
+        backend: AttentionBackend,
+        place: Placement,
+        *,
+        adds_up: bool = True,
     ) -> None:
+        """`adds_up`: ranks do; otherwise what one gives is its part of the sum."""
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
         inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
         self.qkv = Linear(inputs, config.hidden_size, config.qkv_bias, place)
         (columns,) = of_heads(self._heads.queries, head_dim)
-        self.output = Linear([self.outputs(name, config)], q_size, config.o_bias, place, columns=columns)
+        outputs = [self.outputs(name, config)]
+        self.output = Linear(outputs, q_size, config.o_bias, place, columns=columns, adds_up=adds_up)
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
         offset = config.norm_offset
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]

@@ -15,9 +15,19 @@ class RMSNorm:
     """Called with a residual, it first adds x to that, in place."""
 
     def __init__(
-        self, name: str, size: int, eps: float, place: Placement, *, offset: float = 0.0, scale: float = 1.0
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        place: Placement,
+        *,
+        offset: float = 0.0,
+        scale: float = 1.0,
+        adds_up: bool = False,
     ) -> None:
-        """The weight is (offset + the checkpoint's) * scale."""
+        """The weight is (offset + the checkpoint's) * scale. `adds_up`: what comes beside a residual is a rank's part
+        of a sum."""
+        self._collectives = place.shard.collectives if adds_up else None
         self._name, self._offset, self._scale, self.size = name, offset, scale, size
         self._ops = place.ops
         self.eps = eps
@@ -33,4 +43,9 @@ class RMSNorm:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:
             return self._ops.rms_norm(x, self.weight, self.eps)
+        if self._collectives is not None:
+            normed = self._collectives.add_up_normed(residual, x, self.weight, self.eps)
+            if normed is not None:
+                return normed
+            x = self._collectives.add_up(x)
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)

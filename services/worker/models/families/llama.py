@@ -44,11 +44,14 @@ class LlamaLayer:
         """`attention`: another than Llama's; `experts`: what there is in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         offset, window = config.norm_offset, config.sliding_windows[index]
+        norm_adds = attention is None and place.shard.collectives.norms_sums
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
         self._attention: Attention | LatentAttention | GatedDeltaNet | StateSpace = attention or Attention(
-            f"{name}.self_attn", config, window, backend, place
+            f"{name}.self_attn", config, window, backend, place, adds_up=not norm_adds
         )
-        self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place, offset=offset)
+        self._middle_norm = RMSNorm(
+            f"{name}.post_attention_layernorm", size, eps, place, offset=offset, adds_up=norm_adds
+        )
         self._mlp: MLP | SparseMLP = experts or MLP(
             f"{name}.mlp",
             size,

@@ -47,6 +47,7 @@ async def test_blocks_of_another_process_are_the_same_bytes(there: int) -> None:
     try:
         assert mine.poll(120), "no answer"
         shared = mine.recv()
+        torch.cuda.set_device(0)  # whatever tests before have left
         parts, taker = pages(12, torch.device("cuda", 0))
         was = [part.clone() for part in parts]
         assert taker.peers is not None

@@ -49,6 +49,28 @@ def _sums(together: Together, rank: int, size: int, device: torch.device) -> lis
     return wrong
 
 
+def _normed(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
+    """Few rows in one kernel, in turn with sums of other sizes on the same channels; what it leaves is as it was."""
+    wrong = []
+    for seed, shape in enumerate([(1, 4096), (256, 2048), (64, 8192), (5, 5120), (1, 4096)] * 20):
+        for dtype in (torch.bfloat16, torch.float16):
+            parts = [_part(other, shape, seed, dtype).to(device) for other in range(size)]
+            residual, weight = (_part(one, shape, seed, dtype).to(device) for one in (98, 99))
+            kept, want = residual.clone(), reference(parts, residual)
+            normed = together.add_up_normed(kept, parts[rank].clone(), weight[0], 1e-5)
+            if normed is None:
+                wrong += [f"{shape} was left"] if parts[0].nbytes * (size - 1) <= MOST_BYTES else []
+                continue
+            expected = torch.nn.functional.rms_norm(want.float(), shape[1:], weight[0].float(), 1e-5)
+            if not torch.equal(kept, want) or not torch.allclose(normed.float(), expected, rtol=1e-2, atol=1e-3):
+                wrong.append(f"normalised sum of {shape} {dtype}")
+        together.add_up(_part(rank, (1, 64 * (1 + seed % 7)), seed).to(device))
+    many = torch.zeros(4096, 2048, dtype=torch.bfloat16, device=device)
+    left = [many, torch.zeros(4, 1000, dtype=torch.bfloat16, device=device), torch.zeros(1, 2048, device=device)]
+    taken = [together.add_up_normed(x.clone(), x, x.new_zeros(x.size(1)), 1e-5) is not None for x in left]
+    return wrong + ([f"taken: {taken}"] if any(taken) else [])
+
+
 def _recorded(together: Together, rank: int, size: int, device: torch.device) -> list[str]:
     """A graph of sums of three sizes, in turn, each the input of the next: a part of so many times the same stays what
     it is."""
@@ -120,6 +142,7 @@ def _never_of_another_piece(together: Together, rank: int, size: int, device: to
 
 CHECKS: dict[str, Check] = {
     "sums": _sums,
+    "normalised sums": _normed,
     "graphs": _recorded,
     "stale flags": _never_of_another_call,
     "pieces": _made_in_pieces,

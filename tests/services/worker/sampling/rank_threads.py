@@ -53,7 +53,7 @@ class Meeting:
 
 
 class _Attendance:
-    joins_chains = False
+    joins_chains = norms_sums = False
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
@@ -72,6 +72,9 @@ class _Attendance:
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         raise AssertionError("samplers have no residual")
+
+    def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        return None
 
     def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         raise AssertionError("samplers make no products")

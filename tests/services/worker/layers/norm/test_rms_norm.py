@@ -1,0 +1,31 @@
+"""A norm behind what ranks have parts of adds them up first, if nobody does both at once."""
+
+from __future__ import annotations
+
+import torch
+
+import kernels
+from services.worker.layers.norm.rms_norm import RMSNorm
+from services.worker.layers.placement import Placement
+from services.worker.layers.sharding import Shard
+from tests.services.worker.sampling.rank_threads import Meeting
+
+NUM_RANKS = 3
+
+
+def test_parts_are_added_up_before_they_are_normalised() -> None:
+    parts = torch.randn(NUM_RANKS, 5, 16)
+    residual, weight = torch.randn(5, 16), torch.randn(16)
+    ops = kernels.load("cpu")
+
+    def normed(shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
+        place = Placement(ops, torch.float32, torch.device("cpu"), shard=shard)
+        norm, kept = RMSNorm("norm", 16, 1e-5, place, adds_up=True), residual.clone()
+        norm.weight.copy_(weight)
+        return norm(parts[shard.rank].clone(), kept), kept
+
+    total = residual + parts.sum(0)
+    expected = torch.nn.functional.rms_norm(total, (16,), weight, 1e-5)
+    for made, kept in Meeting(NUM_RANKS).hold(normed):
+        torch.testing.assert_close(kept, total)
+        torch.testing.assert_close(made, expected)
