@@ -24,9 +24,13 @@ COLUMNS = (
     "TOK/S",
 )
 
+GIB = 1 << 30
+EPILOG = "--address of a worker shows that alone, also one that is starting: how far its weights have come."
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_admin(parser)
+    parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
@@ -46,6 +50,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "address": service.address,
         "state": _word(pb.State.Name(service.state)),
         "epoch": service.epoch,
+        "weights": {"loaded": service.loaded_bytes, "total": service.weight_bytes} if service.weight_bytes else None,
         "ranks": service.num_ranks or 1,
         "stages": service.num_stages or 1,
         "contexts": service.num_contexts or 1,
@@ -76,7 +81,7 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         service.id,
         str(service.pid or "-"),
         service.address,
-        _word(pb.State.Name(service.state)) + _ranks(service),
+        _word(pb.State.Name(service.state)) + _loaded(service) + _ranks(service),
         f"{service.last_step_age_s:.1f} s" if service.HasField("last_step_age_s") else "-",
         str(service.running),
         str(service.waiting),
@@ -84,6 +89,12 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         hits,
         f"{work.tokens_per_s:,.0f}" if service.HasField("work") else "-",
     )
+
+
+def _loaded(service: pb.ServiceStatus) -> str:
+    if not service.weight_bytes:
+        return ""
+    return f", {service.loaded_bytes / GIB:.1f} of {service.weight_bytes / GIB:.1f} GiB of weights"
 
 
 def _ranks(service: pb.ServiceStatus) -> str:

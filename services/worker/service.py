@@ -25,6 +25,7 @@ from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
 from services.worker.lora.open_adapters import adapter_reader
 from services.worker.models.loading import weight_samples
+from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.weight_spool import WeightSpool
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.seat import ALONE
@@ -110,7 +111,8 @@ class Worker:
         door.address = self._address
         self._pages = PageService(door, self._metrics)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.methods)
-        self.status = Status(settings.name, self._address, shutdown)
+        self._progress = Progress()
+        self.status = Status(settings.name, self._address, shutdown, self._progress)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))
 
@@ -122,7 +124,9 @@ class Worker:
         ranks = start_ranks(settings)
         seat = ranks.seats[0] if ranks else ALONE
         engine = Engine(
-            lambda: build_replica(settings, grammars, self._compiler, seat, self._metrics.disk),
+            lambda: build_replica(
+                settings, grammars, self._compiler, seat, disk_observer=self._metrics.disk, progress=self._progress
+            ),
             self._metrics,
             grammars=grammars,
             synchronous=settings.device == "cpu",

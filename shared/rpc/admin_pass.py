@@ -54,8 +54,8 @@ def leave(role: str, grpc_port: int, admin: AdminPass) -> Path:
     return path
 
 
-def find(address: str, role: str = "frontend") -> AdminPass | None:
-    """Of the service of this user whose gRPC is at `address`, if that is on this machine."""
+def find(address: str, role: str = "*") -> AdminPass | None:
+    """Of the service of this user whose gRPC is at `address`, whatever it is, if that is on this machine."""
     host, _, port = address.rpartition(":")
     if host not in LOOPBACK:
         return None

@@ -65,4 +65,6 @@ def test_two_stages_answer_in_micro_batches() -> None:
         once, again = (client.generate(QUESTION, drawn)[0].text for _ in range(2))
         assert once == again
         assert ", 2 ranks in 2 stages" in table(client.status())
+        with Client(worker_of(client).address) as asked:
+            assert worker_of(asked).epoch == epoch, "a worker is asked itself"
         assert worker_of(client).epoch == epoch, "nothing went wrong on the way"

@@ -7,6 +7,7 @@ import time
 
 from services.worker.engine.engine import Engine
 from services.worker.limits import Limits
+from services.worker.models.loading.progress import Progress
 from services.worker.runner.expert_load import LoadByLayer
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.process.lifecycle import Shutdown
@@ -19,7 +20,9 @@ STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
 class Status:
     """Read by many; the session says when it is attached, and in which epoch."""
 
-    def __init__(self, name: str, address: str, shutdown: Shutdown) -> None:
+    def __init__(self, name: str, address: str, shutdown: Shutdown, progress: Progress) -> None:
+        """`progress`: of the weights, while they are loaded."""
+        self._progress = progress
         self._name = name
         self._address = address
         self._shutdown = shutdown
@@ -54,6 +57,8 @@ class Status:
             last_step_age_s=self._last_step_age_s(),
             version=VERSION,
         )
+        if status.state == pb.STATE_STARTING:
+            status.loaded_bytes, status.weight_bytes = self._progress.loaded_bytes, self._progress.total_bytes
         if self._settings is not None:
             status.num_ranks = self._settings.num_ranks
             status.num_stages = self._settings.pipeline_parallel_size

@@ -21,6 +21,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.encoders.encoder import Encoder
 from services.worker.models.loading.broadcast.weights_groups import WeightsGroups
 from services.worker.models.loading.loader import load_checkpoint
+from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.weight_folders import WeightFolders
 from services.worker.models.registry import check_config, find_encoder
 from services.worker.offload.disk_store import NOBODY, DiskObserver
@@ -50,10 +51,12 @@ def build_replica(
     grammars: CompilePool | None = None,
     compiler: CompileProcess | None = None,
     seat: Seat = ALONE,
+    *,
     disk_observer: DiskObserver = NOBODY,
+    progress: Progress | None = None,
 ) -> Replica:
     """`grammars`: None where no output is to be constrained; `compiler`: begun already; `seat`: the rank whose part of
-    the replica is built.
+    the replica is built; `progress`: is told of its weights.
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
@@ -64,7 +67,7 @@ def build_replica(
     wanted = read_wanted(settings, values, seat)
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
     site = open_site(settings, wanted, seat)
-    loaded = load_model(settings, wanted, site, seat)
+    loaded = load_model(settings, wanted, site, seat, progress)
     steps = build_steps(settings, wanted, site, loaded, grammars)
     if compiling is not None:
         compiling.wait()

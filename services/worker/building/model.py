@@ -15,6 +15,7 @@ from services.worker.layers.placement import Placement
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading import weight_samples
 from services.worker.models.loading.loader import Loader
+from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.weights import Weights
 from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from services.worker.ranks.seat import Seat
@@ -49,10 +50,12 @@ class Loaded:
         self.loader.load(model, folder, model.is_elsewhere)
 
 
-def load_model(settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat) -> Loaded:
-    """Raises QuireError with what is wrong with the checkpoint."""
+def load_model(
+    settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat, progress: Progress | None = None
+) -> Loaded:
+    """`progress`: is told of the weights. Raises QuireError with what is wrong with the checkpoint."""
     place = site.place
-    loader = Loader(settings.load_format, settings.seed)
+    loader = Loader(settings.load_format, settings.seed, progress or Progress())
 
     def new() -> CausalLM:
         return wanted.family(wanted.config, site.backend, place, site.limits.max_model_len)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.stored import Stored
 from shared.errors import InvalidArgument
 from shared.logs import logger
@@ -39,8 +40,9 @@ Pair = tuple[Tensor | Stored, Tensor]
 class Copies:
     """Of one checkpoint. Tensors are named in the order in which they are found."""
 
-    def __init__(self, num_threads: int) -> None:
-        """0: at once, by the caller."""
+    def __init__(self, num_threads: int, progress: Progress | None = None) -> None:
+        """`num_threads`: 0: at once, by the caller."""
+        self._progress = progress or Progress()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load") if num_threads else None
         self._found: list[Pair] = []
         self._found_bytes = 0
@@ -49,8 +51,7 @@ class Copies:
         self._streams: list[torch.cuda.Stream] = []
         self._files: dict[Path, int] = {}
         self._inference = torch.is_inference_mode_enabled()
-        self._num_bytes, self._begun = 0, time.monotonic()
-        self._said = self._begun
+        self._begun = self._said = time.monotonic()
 
     def takes(self, stored: Stored, destination: Tensor) -> bool:
         """Whether put_stored() does, of one of the same shape."""
@@ -83,7 +84,7 @@ class Copies:
             os.close(self._files.popitem()[1])
 
     def _put(self, read: Tensor | Stored, destination: Tensor) -> None:
-        self._num_bytes += destination.nbytes
+        self._progress.loaded_bytes += destination.nbytes
         if self._pool is not None:
             self._found.append((read, destination))
             self._found_bytes += destination.nbytes
@@ -107,8 +108,10 @@ class Copies:
     def _say(self) -> None:
         now = time.monotonic()
         if now - self._said >= SAY_EVERY_S:
-            self._said, gib = now, self._num_bytes / (1 << 30)
-            log.info("weights", loaded_gib=round(gib, 1), gib_per_s=round(gib / (now - self._begun), 1))
+            self._said = now
+            gib, of_gib = (number / (1 << 30) for number in (self._progress.loaded_bytes, self._progress.total_bytes))
+            rate = round(gib / (now - self._begun), 1)
+            log.info("weights", loaded_gib=round(gib, 1), of_gib=round(of_gib, 1), gib_per_s=rate)
 
     def _copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream | None) -> None:
         with torch.inference_mode(self._inference):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -19,6 +19,7 @@ from services.worker.layers.placement import Destination, LoadableModel, LoadsIt
 from services.worker.layers.sharding import TensorPart
 from services.worker.models.gguf import tensors as gguf
 from services.worker.models.loading.copies import Copies, threads_for
+from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.rooms import Rooms
 from services.worker.models.loading.stored import Stored, stored_tensors
 from shared.errors import InvalidArgument
@@ -59,6 +60,7 @@ class Loader:
 
     load_format: str
     seed: int
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def reads_files(self) -> bool:
@@ -76,13 +78,18 @@ class Loader:
         elif isinstance(model, LoadsItself):
             model.load_folder(folder)
         else:
-            load_checkpoint(model, folder, is_elsewhere)
+            load_checkpoint(model, folder, is_elsewhere, self.progress)
 
 
-def load_checkpoint(model: LoadableModel, folder: Path, is_elsewhere: Callable[[str], bool] = lambda _: False) -> None:
+def load_checkpoint(
+    model: LoadableModel,
+    folder: Path,
+    is_elsewhere: Callable[[str], bool] = lambda _: False,
+    progress: Progress | None = None,
+) -> None:
     first = next((memory_of(destination) for _, destination in model.destinations()), None)
     num_threads = 0 if first is None else threads_for(first.device)
-    _load(model, _tensors(folder), str(folder), is_elsewhere, num_threads)
+    _load(model, _tensors(folder), str(folder), is_elsewhere, num_threads=num_threads, progress=progress)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -104,9 +111,12 @@ def _load(
     sources: Iterable[tuple[str, Source]],
     given: str,
     is_elsewhere: Callable[[str], bool] = lambda _: False,
+    *,
     num_threads: int = 0,
+    progress: Progress | None = None,
 ) -> None:
-    copies = Copies(num_threads)
+    progress = progress or Progress()
+    copies = Copies(num_threads, progress)
     rooms = Rooms(model, copies.settle)
 
     def take(name: str, source: Source, destination: Destination, covered: Collection[str]) -> None:
@@ -115,7 +125,7 @@ def _load(
         rooms.close(covered)
 
     try:
-        _place(model, sources, given, take, is_elsewhere)
+        _place(model, sources, given, take, is_elsewhere, progress=progress)
         copies.settle()
     finally:
         copies.close()
@@ -128,9 +138,13 @@ def _place(
     given: str,
     take: Callable[[str, Source, Destination, Collection[str]], None],
     is_elsewhere: Callable[[str], bool] = lambda _: False,
+    *,
+    progress: Progress | None = None,
 ) -> None:
     """`take`: is told of each, and which of the model's tensors it is, or stands for."""
     missing, alternatives = dict(model.destinations()), model.alternatives
+    if progress is not None:
+        progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
     unexpected, passed_over = [], frozenset(model.passed_over)
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from services.worker.building.build import build_replica
+from services.worker.models.loading.progress import Progress
 from shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
@@ -236,3 +238,20 @@ def test_a_file_that_breaks_off_is_named(checkpoint: Make, tmp_path: Path) -> No
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(InvalidArgument, match=r"cannot read .*pytorch_model\.bin"):
         Rig(folder)
+
+
+def test_how_far_it_has_come_is_told_from_the_first_tensor_on(checkpoint: Make) -> None:
+    folder, seen = checkpoint("llama").folder, []
+
+    class Watched(Progress):
+        def __setattr__(self, name: str, value: int) -> None:
+            super().__setattr__(name, value)
+            if name == "loaded_bytes" and value:
+                seen.append((value, self.total_bytes))
+
+    build_replica(Rig.settings(folder), progress=Watched())
+    sizes = [tensor.nbytes for tensor in load_file(folder / WEIGHTS).values()]
+    loaded, totals = zip(*seen, strict=True)
+    assert len(loaded) == len(sizes)
+    assert (loaded[-1], set(totals)) == (sum(sizes), {sum(sizes)})
+    assert list(loaded) == sorted(loaded)

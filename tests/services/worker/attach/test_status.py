@@ -1,0 +1,25 @@
+"""What a worker says of itself before it has attached."""
+
+from __future__ import annotations
+
+from quire.cli.status import as_dict, table
+from services.worker.attach.status import Status
+from services.worker.models.loading.progress import Progress
+from shared.pb.admin.v1 import admin_pb2
+from shared.process.lifecycle import Shutdown
+
+GIB = 1 << 30
+
+
+def test_weights_are_counted_until_it_has_attached() -> None:
+    progress = Progress()
+    status = Status("w", "localhost:1", Shutdown(), progress)
+    assert "GiB" not in table([status.read()])
+    progress.loaded_bytes, progress.total_bytes = 3 * GIB, 4 * GIB
+    starting = status.read()
+    assert starting.state == admin_pb2.STATE_STARTING
+    assert "starting, 3.0 of 4.0 GiB of weights" in table([starting])
+    assert as_dict(starting)["weights"] == {"loaded": 3 * GIB, "total": 4 * GIB}
+    status.epoch = 5
+    assert "GiB" not in table([status.read()])
+    assert as_dict(status.read())["weights"] is None
