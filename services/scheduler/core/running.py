@@ -16,6 +16,7 @@ from services.scheduler.kv_cache.groups import Groups
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 NO_TOKEN = -1
+FEW_STOPS = 4  # of a sequence at most: column by column they are compared sooner than as a matrix
 
 
 class Running:
@@ -53,7 +54,7 @@ class Running:
         self.num_watched = 0
         self.is_beam = np.zeros(num_slots, dtype=bool)
         self.num_beams = 0
-        self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
+        self.stop_ids = np.full((2, num_slots), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
         self._tail_bytes = self._tail.reshape(-1).view(np.uint8).data  # the same, row after row
         self._row_bytes = block_size * TOKEN_BYTES
@@ -212,8 +213,12 @@ class Running:
 
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
         """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
-        may_end: Mask = (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
-        may_end |= self.num_known[slots] >= self.limit[slots]
+        may_end: Mask = self.num_known[slots] >= self.limit[slots]
+        if len(self.stop_ids) <= FEW_STOPS:
+            for stop_ids in self.stop_ids:
+                may_end |= stop_ids[slots] == tokens
+        else:
+            may_end |= (self.stop_ids[:, slots] == tokens).any(axis=0)
         if self.num_watched:
             may_end |= self.watched[slots]
         return may_end.nonzero()[0]
@@ -237,14 +242,14 @@ class Running:
 
     def _enter_stops(self, slot: int, sequence: Sequence) -> None:
         stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
-        width = self.stop_ids.shape[1]
+        width = len(self.stop_ids)
         if len(stops) > width:
-            wider = np.full((self.num_slots, len(stops) - width), NO_TOKEN, dtype=np.int32)
-            self.stop_ids = np.concatenate([self.stop_ids, wider], axis=1)
-        row = self.stop_ids[slot]
-        row.fill(NO_TOKEN)
+            wider = np.full((len(stops) - width, self.num_slots), NO_TOKEN, dtype=np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, wider])
+        column = self.stop_ids[:, slot]
+        column.fill(NO_TOKEN)
         for place, stop in enumerate(stops):  # for the few that there are, sooner than as a slice
-            row[place] = stop
+            column[place] = stop
 
     def _enter_tail(self, slot: int, sequence: Sequence) -> None:
         """From here on the sequence keeps whole blocks, the row what is behind them."""

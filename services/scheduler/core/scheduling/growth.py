@@ -30,7 +30,7 @@ class Grower:
             ready &= running.micro_batches == builder.micro_batch
         done = running.surely(running.num_tokens) >= running.limit
         done &= ready
-        if done.any():
+        if np.count_nonzero(done):
             for slot in done.nonzero()[0].tolist():
                 builder.sit_out(slot)  # its last token is under way
             ready &= ~done

@@ -52,7 +52,7 @@ class ResultProcessor:
             self._take_pooled(flight.ended, result.pooled)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
-        all_current = bool(current.all())
+        all_current = np.count_nonzero(current) == len(current)
         if all_current and rows is None and not self._state.searches:  # the usual case
             self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
