@@ -130,7 +130,7 @@ def _decode(
         places = torch.where(seen, places, places.gather(1, query_positions.clamp(min=0).long()))
         k, v = (_gather_places(cache, places, q.dtype) for cache in (k_cache, v_cache))
         if sinks is None and not softcap:
-            parts.append(_plain_rows(q[rows], k, v, seen[:, None, None], scale))
+            parts.append(_plain_rows(q[rows], k, v, _mask(seen, q.dtype)[:, None, None], scale))
         else:
             summed = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
             parts.append(summed.squeeze(2))
@@ -150,8 +150,15 @@ def _gather_places(cache: torch.Tensor, places: torch.Tensor, dtype: torch.dtype
     return found.view(*places.shape, *cache.shape[2:]).transpose(1, 2)
 
 
+def _mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """On a CPU numbers to add cost torch two thirds of what truths do (490 us and 730 for 32 sequences)."""
+    if seen.device.type != "cpu":
+        return seen
+    return torch.zeros((), dtype=dtype).masked_fill(~seen, float("-inf"))
+
+
 def _plain_rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """One row of each sequence: q [n, num_q_heads, head_dim], k and v as _softmax_sum has them -> like q
 
@@ -163,7 +170,7 @@ def _plain_rows(
     if group <= 2 and q.dtype is torch.float32:
         group = 1
     rows = q.reshape(n, num_q_heads // group, group, head_dim)
-    out = functional.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+    out = functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.reshape(q.shape)
 
 

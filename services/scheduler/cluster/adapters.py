@@ -67,6 +67,9 @@ class Adapters:
         self._known: dict[AdapterId, Known] = {}
         self._gone: dict[AdapterId, None] = {}  # unloaded: not taken over from a worker that has missed that
         self._loading = asyncio.Lock()
+        # While an operator's order is under way, what has come of those that nobody waits for any more: it may be just
+        # what that one is about to offer.
+        self._late: list[tuple[Worker, Outcome]] | None = None
         self._fetched: set[AdapterId] = set()  # in this round
 
     @property
@@ -147,7 +150,7 @@ class Adapters:
 
     def _order(self, replica: Worker, known: Known) -> None:
         def done(outcome: Outcome) -> None:
-            self._undo({replica: outcome})  # unless somebody wants it: it may have been unloaded meanwhile
+            self._came_late(replica, outcome)  # it may have been unloaded meanwhile
             if outcome == known.id:
                 self._moved_in()
                 return
@@ -184,9 +187,15 @@ class Adapters:
         """Returns when every worker has it. Raises QuireError; then none has it."""
         async with self._loading:
             replicas = self._able(request, model_name)
-            outcomes = await self._ordered(request, replicas)
-            adapter = self._agreed(outcomes)
-            self._offer(adapter, request.path)
+            late = self._late = []
+            try:
+                outcomes = await self._ordered(request, replicas)
+                adapter = self._agreed(outcomes)
+                self._offer(adapter, request.path)
+            finally:
+                self._late = None
+                for replica, outcome in late:
+                    self._came_late(replica, outcome)
             self._complete()  # workers that came meanwhile
             num_workers = sum(outcome == adapter for outcome in outcomes.values())
             log.info("adapter loaded", adapter=adapter.name, digest=adapter.digest.hex()[:16], workers=num_workers)
@@ -266,10 +275,17 @@ class Adapters:
         def done(outcome: Outcome) -> None:
             if not future.done():
                 future.set_result(outcome)
-            else:  # nobody waits for it any more
-                self._undo({replica: outcome})
+            else:
+                self._came_late(replica, outcome)
 
         return done
+
+    def _came_late(self, replica: Worker, outcome: Outcome) -> None:
+        """Of an order that nobody waits for: the worker forgets it, unless somebody wants it now."""
+        if self._late is None:
+            self._undo({replica: outcome})
+        else:
+            self._late.append((replica, outcome))
 
     def _agreed(self, outcomes: dict[Worker, Outcome]) -> AdapterId:
         """What all have that are still there. Raises what is in the way, and undoes what was done."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from services.scheduler.cluster.adapters import Adapters
 from services.scheduler.cluster.live_sequences import LiveSequences
+from services.scheduler.replicas.adapters import ReplicaAdapters
+from shared.models.adapter_contents import AdapterId
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2
@@ -294,6 +298,45 @@ async def test_what_comes_of_one_that_was_given_up_does_not_take_away_what_comes
     assert (await again).num_workers == 1
     await load(bench, "b")
     assert peer.ordered == ["load a", "load a", "load b"]
+
+
+@dataclass(eq=False)
+class Alone:
+    """A worker's part of the cluster's adapters, whose answers come when the test says so."""
+
+    sent: list[str] = field(default_factory=list)
+    id: str = "w"
+    leaving: bool = False
+    hello: worker_pb2.WorkerHello = field(default_factory=lambda: worker_pb2.WorkerHello(max_adapters=4))
+    core: Any = None
+
+    def __post_init__(self) -> None:
+        self.adapters = ReplicaAdapters(self.hello, self._send, lambda outcome: None)
+
+    def _send(self, message: worker_pb2.AttachResponse) -> None:
+        self.sent.append(str(message.WhichOneof("message")))
+
+    def loaded(self, order_id: int, digest: bytes = ONE) -> None:
+        self.adapters.take_loaded(worker_pb2.AdapterLoaded(order_id=order_id, digest=digest))
+
+
+@pytest.mark.parametrize("first", [ONE, OTHER])
+async def test_an_answer_to_one_that_was_given_up_may_come_last(first: bytes) -> None:
+    """At the same time as that of the next, which has not been looked at; the folder may have changed in between."""
+    alone = Alone()
+    adapters = Adapters({"w": alone}, num_users=lambda _: 0, used_by=lambda _: (), moved_in=lambda: None)
+    request = pb.LoadAdapterRequest(name="a", path="one")
+    given_up = asyncio.ensure_future(adapters.load(request, "model"))
+    await until(lambda: len(alone.sent) == 1)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    again = asyncio.ensure_future(adapters.load(request, "model"))
+    await until(lambda: len(alone.sent) == 2)
+    alone.loaded(2)
+    alone.loaded(1, first)
+    assert (await again).digest == ONE
+    assert [*alone.adapters.held] == [AdapterId("a", ONE)]
+    assert alone.sent == ["load_adapter"] * 2 + ["unload_adapter"] * (first != ONE)
 
 
 async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(start: Start) -> None:
