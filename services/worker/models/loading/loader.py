@@ -296,7 +296,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     parts = file.get_slice(name)
                     yield name, Source(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
-        except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
+        except (OSError, SafetensorError, RuntimeError, UnpicklingError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
 

@@ -348,6 +348,7 @@ async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(star
     await unload(bench)
     late.hold_loads.set()
     await until(lambda: late.ordered == ["load a", "unload a"])
+    assert await listed(bench) == []
 
 
 async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> None:
@@ -358,7 +359,8 @@ async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> Non
     first, second = await worker(bench, 0, hello=has), await worker(bench, 1, hello=other)
     frontend = await bench.frontend()
     await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
-    await until(lambda: (first.ordered, second.ordered) == (["load b"], ["load a"]))
+    await until(lambda: first.ordered and second.ordered)
+    assert (first.ordered, second.ordered) == (["load b"], ["load a"])
 
 
 async def test_a_worker_that_missed_what_happened_is_brought_up_to_date(start: Start) -> None:
