@@ -23,6 +23,8 @@ MOST_AT_THE_DOOR = 256  # strangers that are being asked at a time
 LONGEST_NAME = 512  # characters
 TELL_EVERY_S = 1.0
 
+Context = grpc.aio.ServicerContext[Any, Any]
+
 log = logger("trust")
 
 
@@ -37,10 +39,13 @@ class Door:
         self._told_at = -math.inf
         self.address = ""  # how others know it; set when the port is known
 
-    async def admit(self, stream: Stream, message: Any, service: str) -> str:
-        """Before anything else on `stream`; returns the name of the caller, empty if nothing had to be proved.
+    async def admit(self, context: Context, message: Any, service: str) -> str:
+        """Before anything else in a call; returns the name of the caller, empty if nothing had to be proved.
 
-        `message`: the type that the stream's server sends. Raises Unauthenticated, Unavailable or ResourceExhausted."""
+        `message`: the type that the call's server sends. Raises Unauthenticated, Unavailable or ResourceExhausted."""
+        # Sent with the first message, they would be sent again with the status of a call whose first write was
+        # cancelled: gRPC refuses that, and the caller waits for an end that nobody tells.
+        await context.send_initial_metadata(())
         if self._secret is None:
             return ""
         if self._num_asked >= MOST_AT_THE_DOOR:
@@ -48,7 +53,7 @@ class Door:
         self._num_asked += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await self._ask(stream, message, service, self._secret)
+                return await self._ask(context, message, service, self._secret)
         except TimeoutError:
             raise self._turned_away(f"no proof of the cluster secret within {TIMEOUT_S:g} s") from None
         except Unauthenticated as error:

@@ -54,6 +54,8 @@ class PaperCall:
         self.ordered: list[pb.AttachResponse] = []
         self.task = asyncio.create_task(service.Attach(None, self))  # type: ignore[arg-type]
 
+    async def send_initial_metadata(self, metadata: tuple[()]) -> None: ...
+
     async def read(self) -> Any:
         return await self._told.get()
 
