@@ -94,6 +94,11 @@ class WorkerSettings(Settings):
     expert_parallel: bool = Field(
         False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
     )
+    all2all_backend: Literal["allreduce", "alltoall"] = Field(
+        "allreduce",
+        description="with --expert-parallel, allreduce: every rank has every token, and what experts make is added up; "
+        "alltoall: each has tokens of its own and sends them where their experts are, in steps that no CUDA graph has",
+    )
     enable_eplb: bool = Field(
         False, description="with --expert-parallel, experts move from rank to rank so that each has as many tokens"
     )

@@ -17,6 +17,8 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> i
     if settings.expert_parallel and (seat.width == 1 or config.experts is None):
         reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
+    if settings.all2all_backend != "allreduce":
+        _check_dispatch(settings)
     if settings.enable_eplb:
         _check_moving(settings)
     elif settings.num_redundant_experts:
@@ -26,6 +28,21 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> i
         reason = f"{seat.width} ranks do not divide {settings.num_redundant_experts}"
         raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
     return settings.num_redundant_experts
+
+
+def _check_dispatch(settings: WorkerSettings) -> None:
+    reason = (
+        "without expert_parallel every rank has a part of each expert"
+        if not settings.expert_parallel
+        else "adapters know rows by their places in the whole step"
+        if settings.lora or settings.lora_folders
+        else "few rows and many would be added up in two orders (batch_invariant)"
+        if settings.batch_invariant
+        else ""
+    )
+    if reason:
+        chosen = settings.all2all_backend
+        raise InvalidArgument(f"all2all_backend: {chosen}: {reason}", field="all2all_backend")
 
 
 def _check_moving(settings: WorkerSettings) -> None:

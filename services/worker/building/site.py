@@ -87,7 +87,12 @@ def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat)
     quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
     own, overlaps = settings.own_sums, settings.overlaps_sums
     shard, stage, context = seat.join(device.torch_device, own_sums=own, overlaps=overlaps)
-    shard = replace(shard, whole_experts=settings.expert_parallel, spare_experts=num_copies // seat.width)
+    shard = replace(
+        shard,
+        whole_experts=settings.expert_parallel,
+        spare_experts=num_copies // seat.width,
+        dispatches=settings.all2all_backend == "alltoall",
+    )
     return Placement(
         ops,
         dtype,

@@ -45,6 +45,9 @@ class Collectives(Protocol):
         """The sum over all ranks of what each makes of its own `rows`, of each row by itself: [num_rows, n] ->
         [num_rows, m]. Many rows may be made in pieces, each of which is added up while the next is made."""
 
+    def add_up_own(self, x: Tensor) -> Tensor:
+        """Of the sum over all ranks this one's share: [size * n, m] -> [n, m], in the order of ranks."""
+
     def side_by_side(self, x: Tensor) -> Tensor:
         """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
 
@@ -60,6 +63,10 @@ class Collectives(Protocol):
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
         """Tensors to ranks and memory for those from ranks; any two of them name what they exchange in one order. What
         was received is there for whatever comes next on the device."""
+
+    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        """All-to-all: so many of the rows go to each rank, in the order of ranks, and so many come from each, in that
+        order; what this rank has for itself is among both."""
 
 
 class _Alone:
@@ -80,6 +87,9 @@ class _Alone:
     def add_up_made(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         return make(rows)
 
+    def add_up_own(self, x: Tensor) -> Tensor:
+        return x
+
     def side_by_side(self, x: Tensor) -> Tensor:
         return x
 
@@ -94,6 +104,9 @@ class _Alone:
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
         """There is no other rank."""
+
+    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        into.copy_(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,7 @@ class Shard:
     collectives: Collectives = field(default_factory=_Alone)
     whole_experts: bool = False  # each expert has one rank; otherwise all ranks have a part of each
     spare_experts: int = 0  # places of each rank for copies of others' experts, by load
+    dispatches: bool = False  # rows go to the ranks of their experts; otherwise every rank has every row
 
     @property
     def is_whole(self) -> bool:

@@ -19,6 +19,8 @@ from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from services.worker.attention.port import AttentionBackend
     from services.worker.layers.placement import Alternative, Placement
 
@@ -44,6 +46,15 @@ class MixtureLayer(LlamaLayer):
             stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
             experts = self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         super().__init__(index, config, backend, place, attention=attention, experts=experts)
+        if self.experts is not None and self.experts.dispatches:
+            assert isinstance(self._attention, Attention | LatentAttention), "others are for one rank"
+            self._attention.leave_parts()
+            self._middle_norm.take_parts(place.shard.collectives)
+
+    def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
+        if self.experts is None or not self.experts.dispatches:
+            return super()._feed(attended, residual)
+        return self.experts.behind(attended, residual, self._middle_norm)
 
 
 class MixtureForCausalLM(LlamaForCausalLM):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # By the name that torch has for it: a newer one, or that of 2.11.
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
 class Beside(Protocol):
@@ -93,9 +94,11 @@ class Together:
         self._sum(x.contiguous(), residual, pdl=pdl)
 
     def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+        if self._mailbox is None:
+            return None
         from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
 
-        if self._mailbox is None or not normed_sum_takes(x, weight, self._mailbox):
+        if not normed_sum_takes(x, weight, self._mailbox):
             return None
         return normed_sum_of_ranks(x.contiguous(), self._mailbox, residual, weight, eps)
 
@@ -120,6 +123,11 @@ class Together:
             return self.add_up(make(rows))
         return beside.add_up_made(rows, cuts, make)
 
+    def add_up_own(self, x: Tensor) -> Tensor:
+        own = x.new_empty((x.size(0) // self._size, *x.shape[1:]))
+        SCATTER(own, x.contiguous(), group=self._group)
+        return own
+
     def side_by_side(self, x: Tensor) -> Tensor:
         return self.gather(x).transpose(0, 1).reshape(x.size(0), -1)
 
@@ -136,6 +144,9 @@ class Together:
         works = [distributed.P2POp(do, tensor, group=self._group, group_peer=rank) for do, tensor, rank in wanted]
         for work in distributed.batch_isend_irecv(works) if works else ():
             work.wait()
+
+    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        distributed.all_to_all_single(into, rows.contiguous(), received, sent, group=self._group)
 
     def least(self, value: int) -> int:
         shared = torch.tensor(value, dtype=torch.int64, device=self._device)

@@ -123,6 +123,10 @@ class Attention:
         """Of queries and keys, [head_dim] each; None where the model has none."""
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
+    def leave_parts(self) -> None:
+        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
+        self.output.leave_parts()
+
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)

@@ -134,6 +134,10 @@ class LatentAttention:
         self._q_up.reorder((heads + behind(latent.still_dim)).flatten())
         self._kv_down.reorder(behind(latent.kv_rank))
 
+    def leave_parts(self) -> None:
+        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
+        self._output.leave_parts()
+
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)

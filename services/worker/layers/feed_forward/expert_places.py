@@ -35,6 +35,7 @@ class ExpertPlaces:
         held[:, :own] = np.arange(num_experts).reshape(shard.size, own)
         self._held: Tensor = torch.empty(held.shape, dtype=torch.int64, device=device)
         self._places: Tensor = torch.empty(TURNS, num_experts, dtype=torch.int32, device=device)
+        self._ranks: Tensor = torch.empty_like(self._places)
         self.assign(held)
 
     @property
@@ -48,18 +49,28 @@ class ExpertPlaces:
         import torch
 
         places = np.full(self._places.shape, NOBODY, dtype=np.int32)
+        ranks = np.empty_like(places)
         for expert in range(places.shape[1]):
             copies = np.argwhere(held == expert)
             turns = copies[np.arange(TURNS) % len(copies)]
+            ranks[:, expert] = turns[:, 0]
             places[:, expert] = np.where(turns[:, 0] == self._rank, turns[:, 1], NOBODY)
         self._held.copy_(torch.from_numpy(held))
         self._places.copy_(torch.from_numpy(places))
+        self._ranks.copy_(torch.from_numpy(ranks))
 
     def of(self, ids: Tensor) -> Tensor:
         """ids int32 [num_tokens, top_k] -> the same shape: places of this rank, or NOBODY for what others compute."""
+        return self._by_turn(self._places, ids)
+
+    def ranks_of(self, ids: Tensor) -> Tensor:
+        """ids int32 [num_tokens, top_k] -> the same shape: the rank that computes each."""
+        return self._by_turn(self._ranks, ids)
+
+    def _by_turn(self, table: Tensor, ids: Tensor) -> Tensor:
         import torch
 
         if not self._has_copies:
-            return self._places[0][ids]
+            return table[0][ids]
         turns = torch.arange(len(ids), device=ids.device) % TURNS
-        return self._places[turns.unsqueeze(1), ids]
+        return table[turns.unsqueeze(1), ids]

@@ -6,12 +6,14 @@ Outrageously Large Neural Networks (arXiv 1701.06538); shared experts as in Deep
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from services.worker.layers.feed_forward.dispatch import Dispatch
 from services.worker.layers.feed_forward.expert_places import ExpertPlaces
 from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.sharding import portion, shifted
+from services.worker.layers.sharding import WHOLE, portion, shifted
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -163,11 +165,19 @@ class SparseMLP:
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size and shared is None:
             shared_name = f"{name}.{config.names.shared}"
-            self._shared = MLP(shared_name, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
+            size, of_shared = config.shared_intermediate_size, place
+            if place.shard.dispatches:
+                of_shared = replace(place, shard=WHOLE)  # for rows that no other rank has
+            self._shared = MLP(shared_name, hidden_size, size, False, of_shared, adds_up=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
         # Of ranks that have whole experts.
         self.places = ExpertPlaces(config.num_experts, place.shard, place.device) if place.shard.whole_experts else None
+        self._dispatch: Dispatch | None = None
+        if place.shard.dispatches:
+            assert self.places is not None, "experts are whole"
+            assert shared is None, "it is cut among ranks"
+            self._dispatch = Dispatch(place.shard, self.places)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None
 
@@ -196,13 +206,54 @@ class SparseMLP:
             part.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
-        bias = None if self._choice_bias is None else self._choice_bias.values
-        ids, weights = self._ops.route(self.router(x), self._routing, bias)
-        shared = None if self._shared is None else self._shared(x)
+        rows, ids, weights = self._routed(x)
+        shared = None if self._shared is None else self._shared_part(self._shared, x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
         ids, load = self._here(ids)
-        made: Tensor = self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, load, self._added)
+        made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed, shared, gate, load, self._added)
         return self._shard.collectives.add_up(made)
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether it is called as behind()."""
+        return self._dispatch is not None
+
+    def behind(self, attended: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """attended [num_tokens, hidden_size]: this rank's part of what attention makes; `norm` takes such parts, too.
+        Returns what is to be added to the residual, attention's sum included where that has not been added."""
+        dispatch, num_tokens = self._dispatch, len(attended)
+        assert dispatch is not None
+        if not dispatch.takes(attended):
+            return self(norm(attended, residual))
+        attended = dispatch.added_up(attended)
+        x = norm.behind_sum(attended, dispatch.own(residual))
+        rows, ids, weights = self._routed(x)
+        choices = dispatch.told(ids, weights, num_tokens)
+        places, _ = self._here(choices.ids)
+        added = dispatch.made_by_all(rows, choices, places, self._made).add_(attended)
+        if self._shared is not None:
+            shared = self._shared(x).float()
+            added += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
+        return dispatch.of_all(added.to(x.dtype), num_tokens)
+
+    def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What experts get, which of them each row takes, and the weights of what they make."""
+        bias = None if self._choice_bias is None else self._choice_bias.values
+        return x, *self._ops.route(self.router(x), self._routing, bias)
+
+    def _made(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """By experts of this rank."""
+        made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
+        return made
+
+    def _shared_part(self, shared: MLP, x: Tensor) -> Tensor:
+        """Of a sum over ranks: of their own features each, or each of rows of its own."""
+        if self._dispatch is None:
+            return shared(x)
+        own, part = self._dispatch.own_rows(len(x)), x.new_zeros(x.shape)
+        if own:
+            part[own.start : own.stop] = shared(x[own.start : own.stop])
+        return part
 
     @property
     def _added(self) -> ExpertAdditions | None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.sharding import Collectives
 
 
 class RMSNorm:
@@ -40,6 +41,14 @@ class RMSNorm:
         if self._offset or self._scale != 1:
             self.weight.copy_((self.weight.float() + self._offset) * self._scale)
 
+    def take_parts(self, collectives: Collectives) -> None:
+        """From now on what comes beside a residual is a rank's part of a sum."""
+        self._collectives = collectives
+
+    def behind_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """As a call, of what has been added up."""
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:
             return self._ops.rms_norm(x, self.weight, self.eps)
@@ -48,4 +57,4 @@ class RMSNorm:
             if normed is not None:
                 return normed
             x = self._collectives.add_up(x)
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return self.behind_sum(x, residual)

@@ -75,8 +75,7 @@ class LlamaLayer:
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        attended = self._attention(self._normed(x, residual), batch, cache, cos_sin)
-        return self._mlp(self._middle_norm(attended, residual))
+        return self._feed(self._attention(self._normed(x, residual), batch, cache, cos_sin), residual)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -84,11 +83,14 @@ class LlamaLayer:
         return self._attention.store(self._normed(x, residual), batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        return self._mlp(self._middle_norm(self._attention.attend(q, cache, metadata), residual))
+        return self._feed(self._attention.attend(q, cache, metadata), residual)
 
     def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
         self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
         self._mlp.run_row(kernels, residual, self._middle_norm)
+
+    def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
+        return self._mlp(self._middle_norm(attended, residual))
 
     def _normed(self, x: Tensor | None, residual: Tensor) -> Tensor:
         return self._input_norm(residual) if x is None else self._input_norm(x, residual)

@@ -102,17 +102,11 @@ class StackedExperts(Experts):
 class Llama4MLP(SparseMLP):
     """The weight of the choice is that of the expert's input, not of what it makes."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        assert self._shared is not None
-        ids, weights = self._ops.route(self.router(x), self._routing)
-        packed, alike = self.experts.packed, torch.ones_like(weights)
-        ids, load = self._here(ids)
-        made: Tensor = self._ops.experts(
-            x * weights.to(x.dtype), ids, alike, packed, self._shared(x), None, load, self._added
-        )
-        return self._shard.collectives.add_up(made)
+        _, ids, weights = super()._routed(x)
+        return x * weights.to(x.dtype), ids, torch.ones_like(weights)
 
 
 class Llama4ForCausalLM(MixtureForCausalLM):

@@ -1,0 +1,156 @@
+"""The rows of a step are shared out among ranks, and each goes to those that have experts of it: all-to-all, there
+(dispatch) and back (combine), as in GShard (arXiv 2006.16668, 3.2) and DeepSeek V3 (arXiv 2412.19437, 3.2.2).
+
+A rank owns neighbouring rows. It adds up what attention makes of them, normalises and routes them; the ranks tell each
+other the choices for all rows, a hundredth of the rows' bytes, so that each knows what goes where. A row goes once to a
+rank, however many of its experts are there, and one sum comes back. The owner adds the sums up in the order of ranks,
+and all ranks get all rows for the next layer's attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.feed_forward.expert_places import NOBODY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.layers.feed_forward.expert_places import ExpertPlaces
+    from services.worker.layers.sharding import Shard
+
+# rows [n, hidden_size], places of their experts on this rank and weights [n, top_k] -> [n, hidden_size]
+Make = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Of all rows of a step, as every rank knows them: [num_tokens, top_k] each."""
+
+    ids: Tensor  # int32
+    weights: Tensor  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Which rows go where. A rank's own go to itself like others, without leaving it."""
+
+    sent: list[int]  # rows, by rank that computes them
+    received: list[int]  # rows that this rank computes, by owner
+    going: Tensor  # int64: of this rank's rows, from 0, those that each rank computes, rank by rank
+    coming: Tensor  # int64: rows of the step that this rank computes, in their order
+
+
+def wanted_by(ranks: Tensor, size: int) -> Tensor:
+    """ranks [num_tokens, top_k] that have a row's experts -> bool [num_tokens, size]: which compute it."""
+    import torch  # here: families are also read where there is none
+
+    wanted = torch.zeros((len(ranks), size), dtype=torch.bool, device=ranks.device)
+    return wanted.scatter_(1, ranks.long(), True)
+
+
+def crossing_counts(wanted: Tensor) -> Tensor:
+    """bool [num_tokens, size] -> int64 [size, size]: rows, by owner and by the rank that computes them."""
+    size = wanted.size(1)
+    return _filled(wanted, -(-len(wanted) // size) * size).view(size, -1, size).sum(1)
+
+
+def _filled(x: Tensor, num_rows: int) -> Tensor:
+    """With zeros behind its rows; `x` itself if there are as many."""
+    missing = num_rows - x.size(0)
+    if not missing:
+        return x
+    import torch
+
+    return torch.cat((x, x.new_zeros((missing, *x.shape[1:]))))
+
+
+class Dispatch:
+    """Of a layer."""
+
+    def __init__(self, shard: Shard, places: ExpertPlaces) -> None:
+        self._shard, self._places = shard, places
+
+    @staticmethod
+    def takes(x: Tensor) -> bool:
+        """A graph has one shape for every replay, but how many rows go where is another each time: what it records
+        keeps to sums over all ranks."""
+        if not x.is_cuda:
+            return True
+        import torch
+
+        return not torch.cuda.is_current_stream_capturing()
+
+    def own_rows(self, num_tokens: int) -> range:
+        """Of a step, those of this rank."""
+        return self._shard.rows(num_tokens)
+
+    def own(self, x: Tensor) -> Tensor:
+        """[num_tokens, n] -> [room, n]: a copy of this rank's rows. Ranks have equally many, of which the last may be
+        zeros."""
+        rows = self.own_rows(x.size(0))
+        part, room = x[rows.start : rows.stop], self._shard.room(x.size(0))
+        return part.clone() if len(rows) == room else _filled(part, room)
+
+    def added_up(self, parts: Tensor) -> Tensor:
+        """The sum over all ranks, of this rank's rows: [num_tokens, n] -> [room, n]."""
+        num_rows = self._shard.size * self._shard.room(parts.size(0))
+        return self._shard.collectives.add_up_own(_filled(parts, num_rows))
+
+    def of_all(self, own: Tensor, num_tokens: int) -> Tensor:
+        """Every rank's rows: [room, n] -> [num_tokens, n]."""
+        return self._shard.collectives.gather(own).flatten(0, 1)[:num_tokens]
+
+    def told(self, ids: Tensor, weights: Tensor, num_tokens: int) -> Choices:
+        """Of this rank's rows, [room, top_k] each, to the others, and theirs to this one."""
+        import torch
+
+        top_k = ids.size(1)
+        both = self.of_all(torch.cat((ids, weights.view(torch.int32)), dim=1), num_tokens)
+        return Choices(both[:, :top_k].contiguous(), both[:, top_k:].contiguous().view(torch.float32))
+
+    def crossing(self, ids: Tensor) -> Crossing:
+        """ids [num_tokens, top_k] of all rows. Waits for the device, which has to know how much comes."""
+        wanted = wanted_by(self._places.ranks_of(ids), self._shard.size)
+        counts, rank = crossing_counts(wanted).tolist(), self._shard.rank
+        rows = self.own_rows(len(ids))
+        going = wanted[rows.start : rows.stop].t().nonzero()[:, 1]
+        coming = wanted[:, rank].nonzero()[:, 0]
+        return Crossing(counts[rank], [owner[rank] for owner in counts], going, coming)
+
+    def made_by_all(self, own: Tensor, choices: Choices, places: Tensor, make: Make) -> Tensor:
+        """What all experts make of this rank's rows: own [room, n] -> float32 of the same shape. `places`
+        [num_tokens, top_k]: on this rank, of all rows' experts.
+
+        A rank may get all rows of a step, and has memory for them whatever it gets: what a step takes is then known
+        from one with other choices.
+        """
+        import torch
+
+        way, num_tokens = self.crossing(choices.ids), len(choices.ids)
+        rows, num_here = own.new_empty((num_tokens, own.size(1))), len(way.coming)
+        self._swap(own[way.going], way.sent, rows, way.received)
+        here = torch.full_like(places, NOBODY)
+        here[:num_here] = places[way.coming]
+        weights = torch.zeros_like(choices.weights)
+        weights[:num_here] = choices.weights[way.coming]
+        made = make(rows, here, weights)[:num_here]
+        back = own.new_empty((self._shard.size * own.size(0), own.size(1)))
+        self._swap(made, way.received, back, way.sent)
+        return _summed(own, way, back)
+
+    def _swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        self._shard.collectives.swap(rows, sent, into[: sum(received)], received)
+
+
+def _summed(own: Tensor, way: Crossing, back: Tensor) -> Tensor:
+    """In the order of ranks: a row has the same bits each time."""
+    import torch
+
+    out = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+    num_rows = len(way.going)
+    for rows, made in zip(way.going.split(way.sent), back[:num_rows].split(way.sent), strict=True):
+        out.index_add_(0, rows, made.float())  # a row is there once
+    return out
