@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self._barrier = threading.Barrier(size)
-        self._brought: list[Tensor] = [torch.empty(0)] * size
+        self._brought: list[Any] = [None] * size
         self.sent: list[Tensor] = []  # by the first rank
+        self.swapped: list[list[Sequence[Tensor]]] = []  # by swap: what each rank has for each
 
     def hold(self, work: Callable[[Shard], T]) -> list[T]:
         """What each rank makes of its shard."""
@@ -33,11 +34,22 @@ class Meeting:
     def exchanged(self, rank: int, x: Tensor) -> list[Tensor]:
         if rank == 0:
             self.sent.append(x)
-        self._brought[rank] = x
-        self._barrier.wait()
-        found = [each.clone() for each in self._brought]
-        self._barrier.wait()
+        found = self._met(rank, x.clone())
         assert len({(each.shape, each.dtype) for each in found}) == 1, "ranks bring the same to a collective"
+        return found
+
+    def swap(self, rank: int, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What every rank has for this one."""
+        found = self._met(rank, [part.clone() for part in parts])
+        if rank == 0:
+            self.swapped.append(found)
+        return [each[rank] for each in found]
+
+    def _met(self, rank: int, brought: T) -> list[T]:
+        self._brought[rank] = brought
+        self._barrier.wait()
+        found = [*self._brought]
+        self._barrier.wait()
         return found
 
     @property
@@ -63,6 +75,13 @@ class _Attendance:
         for other in others:
             first = first + other
         return first
+
+    def add_up_own(self, x: Tensor) -> Tensor:
+        return self.add_up(x).chunk(self._meeting.size)[self._rank]
+
+    def swap(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        for part, theirs in zip(into.split(received), self._meeting.swap(self._rank, rows.split(sent)), strict=True):
+            part.copy_(theirs)
 
     def gather(self, x: Tensor) -> Tensor:
         return torch.stack(self._meeting.exchanged(self._rank, x))
