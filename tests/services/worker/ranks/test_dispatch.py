@@ -21,6 +21,7 @@ from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error
 from tests.services.worker.ranks import as_on_gpus
 from tests.services.worker.ranks.test_expert_parallel import Make, loads, one_process
+from tests.services.worker.ranks.test_pipeline import by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig, mixed_steps, ranked
 from tests.services.worker.rig import Rig
 from tests.services.worker.sampling.rank_threads import Meeting
@@ -92,12 +93,23 @@ def test_experts_that_move_at_every_step(checkpoint: Make, family: str, copies: 
         assert rig.replica._expert_balance.num_moved > 0
 
 
-@pytest.mark.parametrize("groups", [{"stages": 2}, {"contexts": 2}], ids=["stages", "contexts"])
-def test_groups_of_such_ranks(checkpoint: Make, groups: dict[str, int]) -> None:
+def test_groups_that_share_out_tokens(checkpoint: Make) -> None:
     made, whole = checkpoint("qwen2-moe"), one_process(checkpoint("qwen2-moe"))
     mixed_steps(whole)
-    with ranked(made.folder, **groups, **ALL_TO_ALL) as rig:
+    with ranked(made.folder, contexts=2, **ALL_TO_ALL) as rig:
         mixed_steps(rig)
+        assert [rig.tokens(slot) for slot in (0, 2, 5)] == [whole.tokens(slot) for slot in (0, 2, 5)]
+
+
+@pytest.mark.slow
+def test_stages_of_such_ranks(checkpoint: Make) -> None:
+    made, whole = checkpoint("qwen2-moe"), one_process(checkpoint("qwen2-moe"))
+    prefill(whole)
+    for _ in range(6):
+        whole.step()
+    with ranked(made.folder, stages=2, **ALL_TO_ALL) as rig:
+        prefill(rig)
+        by_turns(rig, 12, 2)
         assert [rig.tokens(slot) for slot in (0, 2, 5)] == [whole.tokens(slot) for slot in (0, 2, 5)]
 
 

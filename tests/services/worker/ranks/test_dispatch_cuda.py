@@ -1,0 +1,52 @@
+"""Rows that go from GPU to GPU, beside steps in CUDA graphs that add up. Run where there are two: pytest -m gpu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.worker.layers.feed_forward.dispatch import Dispatch
+from tests.services.worker.models.test_logits import error
+from tests.services.worker.ranks.test_dispatch import ALL_TO_ALL, MOVING
+from tests.services.worker.ranks.test_expert_parallel import Make
+from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
+from tests.services.worker.test_cuda import MAX_ERROR, WAYS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
+
+
+@pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
+@pytest.mark.parametrize("family", ["qwen2-moe", "llama4", "gpt-oss", "deepseek-v3", "mixtral"])
+def test_ranks_that_send_rows_say_what_transformers_says(
+    checkpoint: Make, family: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, crossings = checkpoint(family), crossings_of(monkeypatch)
+    with ranked(made.folder, device="cuda", **ALL_TO_ALL, **WAYS[way]) as rig:
+        crossings.clear()
+        mixed_steps(rig)
+        assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
+    assert crossings or way == "chunks in graphs", "prompts that no graph has cross"
+
+
+@pytest.mark.parametrize("way", ["eager", "graphs"])
+def test_experts_that_move_at_every_step(checkpoint: Make, way: str) -> None:
+    made = checkpoint("qwen2-moe")
+    settings = {**ALL_TO_ALL, **MOVING, "num_redundant_experts": 4, **WAYS[way]}
+    with ranked(made.folder, device="cuda", **settings) as rig:
+        mixed_steps(rig)
+        assert rig.replica._expert_balance.num_moved > 0
+        assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
+
+
+def crossings_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Of rank 0, by layer and step."""
+    found: list[Any] = []
+    crossing = Dispatch.crossing
+
+    def noted(self: Dispatch, ids: Any) -> Any:
+        found.append(crossing(self, ids))
+        return found[-1]
+
+    monkeypatch.setattr(Dispatch, "crossing", noted)
+    return found
