@@ -8,6 +8,7 @@ import torch
 
 from kernels.state_pages import WORD_BYTES
 from services.worker.layers.placement import Placement
+from services.worker.layers.sharding import Shard
 from services.worker.limits import Limits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.batch_invariance import BY_TORCH
@@ -22,15 +23,20 @@ def fit(
     kv_dtype: torch.dtype,
     settings: WorkerSettings,
     drafting: SpeculativeConfig | None,
+    *,
+    shard: Shard,
 ) -> Limits:
-    """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for.
+    """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for. All
+    ranks have as many heads of each kind, and come to the same length.
 
     Raises InvalidArgument for what goes wrong, or has not been built, where a token changes a state."""
     if config.recurrent is None:
         return limits
     _check(settings, drafting)
-    position_bytes = config.num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
-    least = -(-config.recurrent.state.part_words * WORD_BYTES // position_bytes)
+    state = config.recurrent.of_rank(shard).state
+    num_kv_heads = shard.heads(config.num_q_heads, config.num_kv_heads).num_kv
+    position_bytes = num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
+    least = -(-state.part_words * WORD_BYTES // position_bytes)
     if limits.block_size >= least:
         return limits
     if settings.block_size:
@@ -55,7 +61,6 @@ def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
-    for field in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
-        size = getattr(settings, field)
-        if size > 1:
-            raise InvalidArgument(f"{field}: {size}: recurrent layers are not cut among ranks", field=field)
+    if settings.context_parallel_size > 1:
+        text = f"{settings.context_parallel_size}: recurrent layers hand a state on from each token to the next"
+        raise InvalidArgument(f"context_parallel_size: {text}", field="context_parallel_size")

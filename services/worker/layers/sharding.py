@@ -169,10 +169,10 @@ class Shard:
         count = self.room(total)
         return range(min(self.rank * count, total), min((self.rank + 1) * count, total))
 
-    def heads(self, num_q_heads: int, num_kv_heads: int) -> HeadShare:
+    def heads(self, num_q_heads: int, num_kv_heads: int, what: str = "num_attention_heads") -> HeadShare:
         """Queries are cut evenly; each rank has the keys that its queries read, several times where queries of one key
-        are as many as no other's on this rank."""
-        queries = self.part(num_q_heads, "num_attention_heads")
+        are as many as no other's on this rank. `what`: the name that the configuration has for the queries."""
+        queries = self.part(num_q_heads, what)
         group = num_q_heads // num_kv_heads
         shared = math.gcd(group, len(queries))  # queries of this rank that read one key
         keys = [first // group for first in range(0, num_q_heads, shared)]

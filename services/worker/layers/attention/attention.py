@@ -88,6 +88,11 @@ class Attention:
     def outputs(name: str, config: DecoderConfig) -> Projection:
         return Projection(f"{name}.o_proj", config.hidden_size)
 
+    @property
+    def q_shape(self) -> tuple[int, int]:
+        """Of a token's queries, this rank's."""
+        return self._heads.num_q, self._config.head_dim
+
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()

@@ -6,14 +6,16 @@ What it keeps of the tokens before is a state of fixed size, in the pages that h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kernels.state_pages import StatePages
 from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.recurrent.layer import RecurrentLayer, refuse_ranks
+from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
 from services.worker.layers.recurrent.parameters import Convolution, HeadRates
 from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
+from services.worker.layers.sharding import HeadShare, of_heads
 
 if TYPE_CHECKING:
     import torch
@@ -29,21 +31,21 @@ class GatedDeltaNet(RecurrentLayer):
     """As Qwen3-Next has it: projections of a key head, and of the values that read it, lie side by side."""
 
     def __init__(self, name: str, config: DecoderConfig, place: Placement) -> None:
-        sizes = config.recurrent
-        assert sizes is not None, "its family reads them"
-        refuse_ranks(place)
-        hidden = config.hidden_size
-        self._sizes, self._ops, self._place = sizes, place.ops, place
-        shape = self._shape = sizes.state
-        size = 2 * sizes.keys + 2 * sizes.values
-        self._mixed = Linear([Projection(f"{name}.in_proj_qkvz", size)], hidden, False, place)
-        self._gates = Linear([Projection(f"{name}.in_proj_ba", 2 * sizes.num_heads)], hidden, False, place)
-        self._convolution = Convolution(f"{name}.conv1d", shape.num_channels, shape.conv_width, place)
+        whole = config.recurrent
+        assert whole is not None, "its family reads them"
+        hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
+        self._sizes = whole.of_rank(place.shard)
+        self._ops, self._place, self._shape = place.ops, place, self._sizes.state
+        mixed, gates = _inputs(name, whole, heads)
+        self._mixed, self._gates = Linear([mixed], hidden, False, place), Linear([gates], hidden, False, place)
+        channels = _channels(whole, heads), whole.state.num_channels
+        self._convolution = Convolution(f"{name}.conv1d", *channels, whole.conv_width, place)
         self._recurrence = Recurrence()
-        self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
-        self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
-        self._norm = RMSNorm(f"{name}.norm", sizes.value_dim, config.rms_norm_eps, place)
-        output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, False, place)
+        self._rate = HeadRates(f"{name}.A_log", heads.queries, total, place)
+        self._step_bias = HeadRates(f"{name}.dt_bias", heads.queries, total, place)
+        self._norm = RMSNorm(f"{name}.norm", whole.value_dim, config.rms_norm_eps, place)
+        (columns,) = of_heads(heads.queries, whole.value_dim)
+        output = Linear([Projection(f"{name}.out_proj", hidden)], whole.values, False, place, columns=columns)
         own = (self._mixed, self._gates, self._convolution, self._rate, self._step_bias, self._norm)
         super().__init__(output, (*own, output))
 
@@ -72,6 +74,36 @@ class GatedDeltaNet(RecurrentLayer):
 
         (found,) = self._recurrence.run((mixed[:, : self._shape.num_channels], self._gates(x)), batch, change)
         return ops.gated_norm(found, mixed[:, mixed.size(1) - sizes.values :], self._norm.weight, self._norm.eps)
+
+
+def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projection, Projection]:
+    """What a rank needs of them."""
+    mixed = tuple(_of_groups(whole, heads, 2 * whole.key_dim, (whole.value_dim, whole.value_dim)))
+    gates = tuple(_of_groups(whole, heads, 0, (1, 1)))
+    return (
+        Projection(f"{name}.in_proj_qkvz", 2 * whole.keys + 2 * whole.values, taken=mixed),
+        Projection(f"{name}.in_proj_ba", 2 * whole.num_heads, taken=gates),
+    )
+
+
+def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values: tuple[int, ...]) -> Iterator[range]:
+    """A key head has `of_key` features, and behind them lie its value heads', `of_values` of each, part after part."""
+    repeats, own = whole.num_heads // whole.num_key_heads, heads.num_q // heads.num_kv
+    for place, key in enumerate(heads.keys):
+        start = key * (of_key + repeats * sum(of_values))
+        first = heads.queries[place * own] - key * repeats
+        if of_key:
+            yield range(start, start + of_key)
+        start += of_key
+        for size in of_values:
+            yield range(start + first * size, start + (first + own) * size)
+            start += repeats * size
+
+
+def _channels(whole: RecurrentConfig, heads: HeadShare) -> tuple[range, ...]:
+    """Of the convolution: queries, keys, values."""
+    queries, keys = (of_heads(heads.keys, whole.key_dim, first) for first in (0, whole.keys))
+    return (*queries, *keys, *of_heads(heads.queries, whole.value_dim, 2 * whole.keys))
 
 
 def _side_by_side(sizes: tuple[int, ...], num_groups: int, device: torch.device) -> Tensor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from kernels.state_pages import WORD_BYTES, StateShape
 from services.worker.layers.linear import Linear
-from shared.errors import InvalidArgument
 from shared.kv.kv_specs import State
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Destination, Loadable
+    from services.worker.layers.sharding import HeadShare, Shard
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
     """Sizes of the recurrent layers, and which layers they are."""
+
+    heads_field: ClassVar[str] = "linear_num_value_heads"  # of config.json: says num_heads
 
     num_heads: int  # of values
     num_key_heads: int  # as many heads of values have one in common
@@ -43,6 +45,15 @@ class RecurrentConfig:
     def values(self) -> int:
         return self.num_heads * self.value_dim
 
+    def heads_of(self, shard: Shard) -> HeadShare:
+        """Heads of values, and the key heads that these have; both stay in their order."""
+        return shard.heads(self.num_heads, self.num_key_heads, self.heads_field)
+
+    def of_rank(self, shard: Shard) -> Self:
+        """What a rank has. It keeps the states of its own heads; key heads that ranks share are there on each."""
+        share = self.heads_of(shard)
+        return replace(self, num_heads=share.num_q, num_key_heads=share.num_kv)
+
     @property
     def state(self) -> StateShape:
         channels = 2 * self.keys + self.values
@@ -50,6 +61,7 @@ class RecurrentConfig:
 
     @property
     def spec(self) -> State:
+        """Of a layer; where it is cut, of all ranks together."""
         return State(self.state.num_words * WORD_BYTES)
 
 
@@ -84,10 +96,3 @@ class RecurrentLayer(ABC):
         self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
     ) -> None:
         raise AssertionError("not offered: the fused chain has no recurrent layers")
-
-
-def refuse_ranks(place: Placement) -> None:
-    """Raises InvalidArgument."""
-    if not place.shard.is_whole:
-        text = f"tensor_parallel_size: {place.shard.size} ranks: recurrent layers are not cut among ranks"
-        raise InvalidArgument(text, field="tensor_parallel_size")

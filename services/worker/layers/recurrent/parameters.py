@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from services.worker.layers.sharding import portion
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -14,12 +16,13 @@ if TYPE_CHECKING:
 class HeadRates:
     """A parameter for each head, in float32."""
 
-    def __init__(self, name: str, num_heads: int, place: Placement) -> None:
-        self._name = name
-        self.values: Tensor = place.empty(num_heads).float()
+    def __init__(self, name: str, heads: range, total: int, place: Placement) -> None:
+        """`heads`: of this rank, of `total`"""
+        self._name, self._heads, self._total = name, heads, total
+        self.values: Tensor = place.empty(len(heads)).float()
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        yield self._name, self.values
+        yield self._name, portion(self.values, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
         """Used as it is."""
@@ -28,16 +31,20 @@ class HeadRates:
 class Convolution:
     """Its weights."""
 
-    def __init__(self, name: str, num_channels: int, width: int, place: Placement, *, bias: bool = False) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, taken: tuple[range, ...], total: int, width: int, place: Placement, *, bias: bool = False
+    ) -> None:
+        """`taken`: the channels that this rank has, of `total`"""
+        self._name, self._taken, self._total = name, taken, total
+        num_channels = sum(map(len, taken))
         self._given: Tensor = place.empty(num_channels, 1, width)
         self.weight: Tensor = self._given.squeeze(1)
         self.bias: Tensor | None = place.empty(num_channels) if bias else None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        yield f"{self._name}.weight", self._given
+        yield f"{self._name}.weight", portion(self._given, 0, self._taken, self._total)
         if self.bias is not None:
-            yield f"{self._name}.bias", self.bias
+            yield f"{self._name}.bias", portion(self.bias, 0, self._taken, self._total)
 
     def reorder(self, channels: Tensor) -> None:
         for part in (self.weight, self.bias):

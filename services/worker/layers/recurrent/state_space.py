@@ -4,14 +4,15 @@ arXiv 2405.21060)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels.state_pages import StatePages
 from services.worker.layers.linear import Linear, Projection, by_rows
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer, refuse_ranks
+from services.worker.layers.norm.groups_norm import GroupsNorm
+from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
 from services.worker.layers.recurrent.parameters import Convolution, HeadRates
 from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
+from services.worker.layers.sharding import HeadShare, of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class SpaceConfig(RecurrentConfig):
     """A head's keys are what goes into its state, its queries what that is asked with."""
+
+    heads_field: ClassVar[str] = "mamba_n_heads"
 
     conv_bias: bool
     input_bias: bool  # of the projections
@@ -46,27 +49,36 @@ class StateSpace(RecurrentLayer):
     """The convolution's channels are, in the checkpoint, those of the values, the states' inputs, their outputs; here
     the other way round, as the kernels have queries, keys and values."""
 
-    def __init__(self, name: str, config: DecoderConfig, place: Placement, scales: SpaceScales | None = None) -> None:
-        sizes = config.recurrent
-        assert isinstance(sizes, SpaceConfig)
-        refuse_ranks(place)
-        self._sizes, self._ops, self._place = sizes, place.ops, place
+    def __init__(
+        self,
+        name: str,
+        config: DecoderConfig,
+        place: Placement,
+        scales: SpaceScales | None = None,
+        *,
+        adds_up: bool = True,
+    ) -> None:
+        """`adds_up`: ranks do; otherwise what one gives is its part of the sum."""
+        whole = config.recurrent
+        assert isinstance(whole, SpaceConfig)
+        hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
+        self._sizes = whole.of_rank(place.shard)
+        self._ops, self._place, self._shape = place.ops, place, self._sizes.state
         self._scales = scales or SpaceScales(output=config.residual_scale)
-        shape, hidden = sizes.state, config.hidden_size
-        self._shape = shape
-        size = sizes.values + shape.num_channels + sizes.num_heads
-        self._mixed = Linear([Projection(f"{name}.in_proj", size)], hidden, sizes.input_bias, place)
-        self._convolution = Convolution(
-            f"{name}.conv1d", shape.num_channels, shape.conv_width, place, bias=sizes.conv_bias
-        )
+        self._mixed = Linear([_input(name, whole, heads)], hidden, whole.input_bias, place)
+        channels = _channels(whole, heads), whole.state.num_channels
+        self._convolution = Convolution(f"{name}.conv1d", *channels, whole.conv_width, place, bias=whole.conv_bias)
         self._recurrence = Recurrence()
-        self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
-        self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
-        self._past_state = HeadRates(f"{name}.D", sizes.num_heads, place)
-        norm = RMSNorm(f"{name}.norm", sizes.values, config.rms_norm_eps, place)
-        self._norm = norm if sizes.has_norm else None
-        self._ones: Tensor = place.empty(sizes.values // sizes.num_key_heads).fill_(1.0)
-        output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.output_bias, place)
+        self._rate = HeadRates(f"{name}.A_log", heads.queries, total, place)
+        self._step_bias = HeadRates(f"{name}.dt_bias", heads.queries, total, place)
+        self._past_state = HeadRates(f"{name}.D", heads.queries, total, place)
+        self._norm: GroupsNorm | None = None
+        if whole.has_norm:
+            groups = heads, whole.num_key_heads
+            self._norm = GroupsNorm(f"{name}.norm", *groups, whole.values, place, eps=config.rms_norm_eps)
+        (columns,) = of_heads(heads.queries, whole.value_dim)
+        outputs = [Projection(f"{name}.out_proj", hidden)]
+        output = Linear(outputs, whole.values, whole.output_bias, place, columns=columns, adds_up=adds_up)
         own = (self._mixed, self._convolution, self._rate, self._step_bias, self._past_state)
         super().__init__(output, (*own, *([] if self._norm is None else [self._norm]), output))
 
@@ -117,10 +129,22 @@ class StateSpace(RecurrentLayer):
         given: Tensor = (found.float() + past).flatten(1)
         gates = functional.silu(gates.float())
         if self._norm is not None and sizes.norm_before_gate:
-            given = self._normed(given.to(found.dtype), self._norm)
+            given = self._norm(given.to(found.dtype))
         gated: Tensor = (given * gates).to(found.dtype)
-        return gated if self._norm is None or sizes.norm_before_gate else self._normed(gated, self._norm)
+        return gated if self._norm is None or sizes.norm_before_gate else self._norm(gated)
 
-    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        normed: Tensor = self._ops.rms_norm(x.view(-1, len(self._ones)), self._ones, norm.eps)
-        return normed.view(-1, self._sizes.values) * norm.weight
+
+def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
+    """What a rank needs of it: gates, the convolution's channels, steps."""
+    gates = of_heads(heads.queries, whole.value_dim)
+    channels = _channels(whole, heads, whole.values)
+    first_step = whole.values + whole.state.num_channels
+    steps = of_heads(heads.queries, 1, first_step)
+    return Projection(f"{name}.in_proj", first_step + whole.num_heads, taken=(*gates, *channels, *steps))
+
+
+def _channels(whole: SpaceConfig, heads: HeadShare, offset: int = 0) -> tuple[range, ...]:
+    """Values, states' inputs, their outputs; `offset`: of the first channel."""
+    first = offset + whole.values
+    ins, outs = (of_heads(heads.keys, whole.key_dim, start) for start in (first, first + whole.keys))
+    return (*of_heads(heads.queries, whole.value_dim, offset), *ins, *outs)

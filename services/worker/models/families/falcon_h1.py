@@ -3,6 +3,7 @@ whose sum is added to the residual stream (arXiv 2507.22448)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -48,11 +49,10 @@ class FalconH1Layer(ComposedLayer):
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         multipliers = config.multipliers
         assert multipliers is not None
-        self._q_shape = (config.num_q_heads, config.head_dim)
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
-        self._attention = FalconH1Attention(f"{name}.self_attn", config, 0, backend, place)
-        self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space)
-        self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place)
+        self._attention = FalconH1Attention(f"{name}.self_attn", config, 0, backend, place, adds_up=False)
+        self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space, adds_up=False)
+        self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place, adds_up=True)
         self._mlp = MLP(
             f"{name}.feed_forward",
             size,
@@ -80,9 +80,9 @@ class FalconH1Layer(ComposedLayer):
         return torch.cat((q.flatten(1), found), dim=1)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        heads, head_dim = self._q_shape
-        queries, found = q.tensor_split((heads * head_dim,), dim=1)
-        queries = queries.unflatten(1, self._q_shape).contiguous()
+        shape = self._attention.q_shape
+        queries, found = q.tensor_split((math.prod(shape),), dim=1)
+        queries = queries.unflatten(1, shape).contiguous()
         return self._completed(queries, found.contiguous(), residual, cache, metadata)
 
     def _stored(

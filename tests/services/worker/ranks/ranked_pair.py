@@ -1,0 +1,70 @@
+"""A scheduler's core and a worker of several ranks, of which rank 0 is here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.scheduler.core.transfers.limits import TierLimits
+from services.worker.flight import StepInFlight
+from services.worker.ranks import seat, start
+from services.worker.ranks.local import LocalRanks
+from shared.pb.worker.v1 import worker_pb2 as pb
+from tests.spec_decode.pair import Pair, build, settings_of
+
+Flight = tuple[int, StepInFlight]  # and its ticket
+
+
+class RankedPair(Pair):
+    """A step is under way until its result is asked for."""
+
+    def __init__(self, group: LocalRanks, *arguments: Any, **limits: Any) -> None:
+        self.group = group
+        super().__init__(*arguments, **limits)
+
+    def execute(self, plan: pb.StepPlan) -> Any:
+        return self.group.broadcast(plan), self.replica.launch(plan)
+
+    def result(self) -> None:
+        with torch.inference_mode():
+            self._results[0] = self._finished(*self._results[0])
+        super().result()
+
+    def _finished(self, ticket: int, flight: StepInFlight) -> pb.StepResult:
+        if not flight.launch.settled:
+            self.group.settle_step()
+            self.replica.settle()
+        outcome = flight.launch.wait()
+        self.group.collect(ticket, flight.inputs)
+        self.replica.record(flight, outcome)
+        return flight.result(outcome, wait_us=0)
+
+    def move(self, order: pb.Transfer) -> None:
+        moving = self.replica.move(order)
+        self.group.move(order)
+        moving.wait()
+        self.group.moved(order.transfer_id)
+
+
+@contextlib.contextmanager
+def ranked_pair(
+    folder: Path, size: int = 2, stages: int = 1, speculation: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[RankedPair]:
+    """`size`: ranks of each of the `stages`"""
+    values = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
+    worker = settings_of(speculation, folder, **values)
+    group = LocalRanks(worker.num_ranks, functools.partial(start.build_part, worker), stages)
+    try:
+        replica = build(speculation, folder, group.seats[0], **values)
+        group.start()
+        host = replica.num_host_blocks
+        limits: dict[str, Any] = {"tiers": TierLimits(host)} if host else {}
+        yield RankedPair(group, replica, num_micro_batches=stages, **limits)
+    finally:
+        group.stop(10.0)
+        seat.leave()
