@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,29 @@ import torch
 from services.scheduler.core.transfers.limits import TierLimits
 from services.worker.flight import StepInFlight
 from services.worker.ranks import seat, start
+from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.local import LocalRanks
+from services.worker.ranks.seat import Seat
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
 from tests.spec_decode.pair import Pair, build, settings_of
-
-Flight = tuple[int, StepInFlight]  # and its ticket
 
 
 class RankedPair(Pair):
-    """A step is under way until its result is asked for."""
+    """A step that goes through stages is under way until its result is asked for."""
 
     def __init__(self, group: LocalRanks, *arguments: Any, **limits: Any) -> None:
         self.group = group
         super().__init__(*arguments, **limits)
 
     def execute(self, plan: pb.StepPlan) -> Any:
-        return self.group.broadcast(plan), self.replica.launch(plan)
+        flight = self.group.broadcast(plan), self.replica.launch(plan)
+        return self._finished(*flight) if flight[1].launch.settled else flight
 
     def result(self) -> None:
-        with torch.inference_mode():
-            self._results[0] = self._finished(*self._results[0])
+        if isinstance(self._results[0], tuple):
+            with torch.inference_mode():
+                self._results[0] = self._finished(*self._results[0])
         super().result()
 
     def _finished(self, ticket: int, flight: StepInFlight) -> pb.StepResult:
@@ -53,12 +56,18 @@ class RankedPair(Pair):
 
 @contextlib.contextmanager
 def ranked_pair(
-    folder: Path, size: int = 2, stages: int = 1, speculation: Mapping[str, Any] | None = None, **settings: Any
+    folder: Path,
+    size: int = 2,
+    stages: int = 1,
+    speculation: Mapping[str, Any] | None = None,
+    *,
+    build_part: Callable[[WorkerSettings, Seat], RankReplica] = start.build_part,
+    **settings: Any,
 ) -> Iterator[RankedPair]:
-    """`size`: ranks of each of the `stages`"""
+    """`size`: ranks of each of the `stages`; `build_part`: of the other ranks"""
     values = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
     worker = settings_of(speculation, folder, **values)
-    group = LocalRanks(worker.num_ranks, functools.partial(start.build_part, worker), stages)
+    group = LocalRanks(worker.num_ranks, functools.partial(build_part, worker), stages)
     try:
         replica = build(speculation, folder, group.seats[0], **values)
         group.start()

@@ -3,15 +3,28 @@ however prompts are cut, found in the cache, and preempted."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
+from kernels.state_pages import StateShape
+from services.worker.kv import state_blocks
+from services.worker.layers.sharding import Shard
+from services.worker.limits import Limits
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.registry import read_model_config
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+from tests.kv_groups.test_drafts_of_states import THREE, check_drafts
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.ranks import knowing_part
 from tests.services.worker.ranks.ranked_pair import ranked_pair
 from tests.spec_decode.pair import Pair, build
 
@@ -39,6 +52,11 @@ CASES = {
     "falcon-h1-norms-one-group": Case("falcon-h1-norms", {"mamba_n_groups": 1}),
     "falcon-h1-norms-behind-gates": Case("falcon-h1-norms", {"mamba_n_groups": 3, "mamba_norm_before_gate": False}),
 }
+EIGHT_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
+FOUR_RANKS = {  # groups and key heads are fewer
+    "qwen3-next-eight-heads": Case("qwen3-next", {**EIGHT_HEADS, "linear_num_value_heads": 8}),
+    "falcon-h1-eight-heads": Case("falcon-h1-norms", {**EIGHT_HEADS, "mamba_n_heads": 8}),
+}
 Make = Callable[[str], Checkpoint]
 
 
@@ -51,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if name not in found:
             with pytest.MonkeyPatch.context() as patch:  # for weights of as many groups, whatever transformers does
                 patch.setattr(checkpoints, "_norms_by_group", lambda: True)
-                case = CASES[name]
+                case = (CASES | FOUR_RANKS)[name]
                 found[name] = checkpoints.make(case.family, tmp_path_factory.mktemp(name), **case.overrides)
         return found[name]
 
@@ -59,7 +77,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def converse(run: Pair) -> list[list[int]]:
-    """Prompts in chunks beside decodes, conversations that go on, heads that are shared, and everything preempted."""
+    """Prompts in chunks beside decodes, conversations that go on, heads that are shared, and everything preempted: the
+    texts."""
     answers = [run.ask(prompt(length, seed), max_tokens=16, eos=()) for seed, length in enumerate((50, 3, 23, 9, 37))]
     run.run()
     said = answers[0]
@@ -68,12 +87,12 @@ def converse(run: Pair) -> list[list[int]]:
     answers += [run.ask(tokens, max_tokens=10, eos=()) for tokens in asked]
     run.run()
     assert run.core.counts.cached_tokens >= 64 + 16 + 48 + 16
-    answers += [run.ask(prompt(20 + seed, 30 + seed), max_tokens=12, eos=()) for seed in range(4)]
+    answers += [run.ask(prompt(20 + seed, 30 + seed), max_tokens=24, eos=()) for seed in range(4)]
     run.preempt_often(40)
     run.run()
     assert run.core.counts.preemptions > 3
     assert run.core.use.used == 0
-    return [answer.tokens for answer in answers]
+    return [answer.prompt + answer.tokens for answer in answers]
 
 
 def by_one(checkpoint: Checkpoint, **settings: Any) -> list[list[int]]:
@@ -100,3 +119,75 @@ def test_two_ranks_say_what_one_does(made: Make, name: str) -> None:
 @cases("qwen3-next-ends-recurrent", "granite-hybrid-two-groups", "falcon-h1")
 def test_two_stages_say_what_one_does(made: Make, name: str) -> None:
     assert by_ranks(made(name), 1, 2) == by_one(made(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks_say_what_one_does(made: Make, name: str) -> None:
+    assert by_ranks(made(name), 4) == by_one(made(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-next", "falcon-h1-norms-behind-gates"])
+def test_two_stages_of_two_ranks_say_what_one_does(made: Make, name: str) -> None:
+    assert by_ranks(made(name), 2, 2) == by_one(made(name))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "granite-hybrid-experts"])
+def test_ranks_with_whole_experts_say_what_one_does(made: Make, name: str) -> None:
+    assert by_ranks(made(name), expert_parallel=True) == by_one(made(name))
+
+
+@pytest.mark.slow
+def test_experts_that_move_leave_states_alone(made: Make) -> None:
+    eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 2}
+    assert by_ranks(made("qwen3-next"), expert_parallel=True, **eplb) == by_one(made("qwen3-next"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-next", "granite-hybrid-three-groups", "falcon-h1-norms"])
+def test_drafts_change_no_state_on_any_rank(made: Make, name: str) -> None:
+    checkpoint = made(name)
+    texts = by_one(checkpoint)
+    build_part = functools.partial(knowing_part.build, texts)
+    with ranked_pair(checkpoint.folder, speculation=THREE, build_part=build_part, **SIZES) as run:
+        knowing_part.know(run.replica, texts)
+        assert converse(run) == texts
+        check_drafts(run)
+
+
+def test_a_rank_keeps_the_states_of_its_own_heads() -> None:
+    whole = qwen3_next().recurrent
+    assert whole is not None
+    parts = [whole.of_rank(Shard(rank, 4)).state for rank in range(4)]
+    assert parts == [StateShape(2 * 4 * 128 + 8 * 128, 4, 8, 128, 128)] * 4
+
+
+@pytest.mark.parametrize(("size", "block_size"), [(1, 1088), (2, 1152), (4, 576), (8, 320)])
+def test_blocks_are_as_long_on_all_ranks_as_their_states_take(size: int, block_size: int) -> None:
+    """Two ranks halve a position's keys, of which there are two heads, and the states; more only these."""
+    limits, settings = Limits(64, 512, 8192, 4096), WorkerSettings(model="x", tensor_parallel_size=size)
+    lengths = {
+        state_blocks.fit(limits, qwen3_next(), torch.bfloat16, settings, None, shard=Shard(rank, size)).block_size
+        for rank in range(size)
+    }
+    assert lengths == {block_size}
+
+
+def qwen3_next() -> DecoderConfig:
+    """Sizes of the real one."""
+    config = transformers.Qwen3NextConfig().to_dict()
+    return read_model_config({**config, "architectures": ["Qwen3NextForCausalLM"]})
+
+
+def test_heads_that_ranks_do_not_divide_are_refused_by_the_names_of_their_families() -> None:
+    delta = qwen3_next().recurrent
+    granite = transformers.GraniteMoeHybridConfig(
+        num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    space = read_model_config({**granite.to_dict(), "architectures": ["GraniteMoeHybridForCausalLM"]}).recurrent
+    assert delta is not None
+    assert space is not None
+    for recurrent, name in ((delta, "linear_num_value_heads, 32"), (space, "mamba_n_heads, 128")):
+        with pytest.raises(InvalidArgument, match=f"tensor_parallel_size: 3 ranks do not divide {name}"):
+            recurrent.of_rank(Shard(0, 3))

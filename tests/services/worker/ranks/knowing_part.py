@@ -1,0 +1,22 @@
+"""A rank whose drafts are mostly right: its process imports this."""
+
+from __future__ import annotations
+
+from services.worker.ranks import start
+from services.worker.ranks.follower import RankReplica
+from services.worker.ranks.seat import Seat
+from services.worker.replica import Replica
+from shared.settings import WorkerSettings
+from tests.kv_groups.test_drafts_of_states import Knowing
+
+
+def know(replica: Replica, texts: list[list[int]]) -> None:
+    """It has drafts for these."""
+    assert replica._speculation is not None
+    replica._speculation._proposer = Knowing(texts, replica.limits.block_size)
+
+
+def build(texts: list[list[int]], settings: WorkerSettings, seat: Seat) -> RankReplica:
+    part = start.build_part(settings, seat)
+    know(part.replica, texts)
+    return part
