@@ -13,13 +13,18 @@ from tests.kernels.states import SHAPE, Layer, run_of_everything
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 SMALL = StateShape(16 + 12, 3, 4, 8, 3)
+# Of a rank: one head, and heads whose key heads the ranks share.
+ALONE = StateShape(2 * 8 + 6, 4, 1, 8, 6)
+SHARED = StateShape(2 * 3 * 8 + 3 * 6, 4, 3, 8, 6)
 WIDE = StateShape(2 * 40 + 2 * 40, 4, 2, 40, 40)
 GRANITE = StateShape(2 * 128 + 4 * 64, 4, 4, 128, 64)
 QWEN3_NEXT = StateShape(2 * 2 * 128 + 4 * 128, 4, 4, 128, 128)
 
 
 @pytest.mark.parametrize(
-    "shape", [SMALL, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (SHAPE, WIDE))], ids=str
+    "shape",
+    [SMALL, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (ALONE, SHARED, SHAPE, WIDE))],
+    ids=str,
 )
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
 def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,18 @@ def ranked_pair(
     values = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
     worker = settings_of(speculation, folder, **values)
     group = LocalRanks(worker.num_ranks, functools.partial(build_part, worker), stages)
+    run = None
     try:
         replica = build(speculation, folder, group.seats[0], **values)
         group.start()
         host = replica.num_host_blocks
         limits: dict[str, Any] = {"tiers": TierLimits(host)} if host else {}
-        yield RankedPair(group, replica, num_micro_batches=stages, **limits)
+        run = RankedPair(group, replica, num_micro_batches=stages, **limits)
+        del replica
+        yield run
     finally:
         group.stop(10.0)
+        if run is not None:  # CUDA graphs that hold collectives
+            del run.replica
+            gc.collect()
         seat.leave()

@@ -24,12 +24,18 @@ from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
 
 
-# Parts of fused layers, and layers that are fused in the checkpoint.
-@pytest.mark.parametrize("family", ["llama-biases-tied", "phi3-partial"])
+# Parts of fused layers, layers that are fused in the checkpoint, and recurrent ones.
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama-biases-tied", "phi3-partial"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("granite-hybrid", "falcon-h1-norms")),
+    ],
+)
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
     made = checkpoint(family)
     merged = peft_folders.save(made, tmp_path / "a", seed=1)
-    with ranked(made.folder, lora={"a": str(merged.folder)}) as rig:
+    with ranked(made.folder, lora={"a": str(merged.folder)}, block_size=16) as rig:
         rig.step([New(0, prompt(11, 1), adapter="a"), New(1, prompt(9, 2))], {0: 11, 1: 9})
         for _ in range(2):
             rig.step()

@@ -1,0 +1,34 @@
+"""Recurrent layers on two GPUs, in CUDA graphs and without. Run where there are two: pytest -m gpu."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.services.worker.ranks.test_states import CASES, Make, by_one, by_ranks, made
+from tests.services.worker.test_cuda import WAYS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
+
+__all__ = ["made"]
+
+ways = pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
+MIXTURES = ("qwen3-next", "granite-hybrid-experts")
+
+
+@ways
+@pytest.mark.parametrize("name", CASES)
+def test_two_gpus_say_what_one_does(made: Make, name: str, way: str) -> None:
+    assert by_ranks(made(name), device="cuda", **WAYS[way]) == by_one(made(name), device="cuda", **WAYS[way])
+
+
+@ways
+@pytest.mark.parametrize("name", CASES)
+def test_two_stages_say_what_one_does(made: Make, name: str, way: str) -> None:
+    assert by_ranks(made(name), 1, 2, device="cuda", **WAYS[way]) == by_one(made(name), device="cuda", **WAYS[way])
+
+
+@ways
+@pytest.mark.parametrize("name", MIXTURES)
+def test_gpus_with_whole_experts_say_what_one_does(made: Make, name: str, way: str) -> None:
+    settings = {"device": "cuda", **WAYS[way]}
+    assert by_ranks(made(name), expert_parallel=True, **settings) == by_one(made(name), **settings)
