@@ -46,8 +46,11 @@ class MixtureLayer(LlamaLayer):
             stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
             experts = self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         super().__init__(index, config, backend, place, attention=attention, experts=experts)
+        self._leave_sums(place)
+
+    def _leave_sums(self, place: Placement) -> None:
+        """To experts whose rows go from rank to rank."""
         if self.experts is not None and self.experts.dispatches:
-            assert isinstance(self._attention, Attention | LatentAttention), "others are for one rank"
             self._attention.leave_parts()
             self._middle_norm.take_parts(place.shard.collectives)
 

@@ -137,6 +137,11 @@ class ChoiceBias:
         """Used as it is, in float32."""
 
 
+def place_of_shared(place: Placement) -> Placement:
+    """Where a shared expert lies: cut like all else, or whole, for rows that no other rank has."""
+    return replace(place, shard=WHOLE) if place.shard.dispatches else place
+
+
 class SparseMLP:
     """Every token's best experts, weighted, and the shared expert's addition where there is one."""
 
@@ -150,7 +155,8 @@ class SparseMLP:
         *,
         shared: MLP | None = None,
     ) -> None:
-        """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere."""
+        """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere, at
+        place_of_shared()."""
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
@@ -165,9 +171,7 @@ class SparseMLP:
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size and shared is None:
             shared_name = f"{name}.{config.names.shared}"
-            size, of_shared = config.shared_intermediate_size, place
-            if place.shard.dispatches:
-                of_shared = replace(place, shard=WHOLE)  # for rows that no other rank has
+            size, of_shared = config.shared_intermediate_size, place_of_shared(place)
             self._shared = MLP(shared_name, hidden_size, size, False, of_shared, adds_up=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
@@ -176,7 +180,6 @@ class SparseMLP:
         self._dispatch: Dispatch | None = None
         if place.shard.dispatches:
             assert self.places is not None, "experts are whole"
-            assert shared is None, "it is cut among ranks"
             self._dispatch = Dispatch(place.shard, self.places)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None

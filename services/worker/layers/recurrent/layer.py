@@ -80,6 +80,10 @@ class RecurrentLayer(ABC):
         for part in self._parts:
             part.finish()
 
+    def leave_parts(self) -> None:
+        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
+        self._output.leave_parts()
+
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)

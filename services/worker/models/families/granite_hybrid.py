@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.routing import Routing
 from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.experts import SparseMLP
+from services.worker.layers.feed_forward.experts import SparseMLP, place_of_shared
 from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from services.worker.models.config.config_file import ConfigFile, refusal
@@ -44,7 +44,7 @@ class GraniteHybridLayer(MixtureLayer):
             hidden,
             config.intermediate_size if experts is None else experts.shared_intermediate_size,
             False,
-            place,
+            place if experts is None else place_of_shared(place),
             fused=True,
             names=("input_linear", "output_linear"),
             scale=config.residual_scale,
@@ -55,6 +55,7 @@ class GraniteHybridLayer(MixtureLayer):
             whole = WholeExperts(f"{name}.{NAMES.module}", hidden, experts, place)
             self.experts = SparseMLP(f"{name}.{NAMES.module}", hidden, experts, place, whole, shared=shared)
         LlamaLayer.__init__(self, index, config, backend, place, attention=mixer, experts=self.experts or shared)
+        self._leave_sums(place)
 
 
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):

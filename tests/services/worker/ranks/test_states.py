@@ -26,9 +26,9 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.ranks import knowing_part
 from tests.services.worker.ranks.ranked_pair import ranked_pair
+from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
 from tests.spec_decode.pair import Answer, Pair, build
 
-MAX_ERROR = 1e-4  # of a logarithm: float32, sums in another order
 SIZES = {"block_size": 16, "max_num_batched_tokens": 20, "num_blocks": 300}
 
 
@@ -106,9 +106,9 @@ def converse(run: Pair) -> Said:
     return Said([answer.prompt + answer.tokens for answer in answers], logprobs)
 
 
-def check(found: Said, expected: Said, most: float = MAX_ERROR) -> None:
+def check(found: Said, expected: Said) -> None:
     assert found.texts == expected.texts
-    assert float((found.logprobs - expected.logprobs).abs().max()) < most
+    assert float((found.logprobs - expected.logprobs).abs().max()) < MAX_ERROR_OF_STATES
 
 
 def by_one(checkpoint: Checkpoint, **settings: Any) -> Said:
@@ -149,9 +149,10 @@ def test_two_stages_of_two_ranks_say_what_one_does(made: Make, name: str) -> Non
     check(by_ranks(made(name), 2, 2), by_one(made(name)))
 
 
+@pytest.mark.parametrize("backend", ["allreduce", pytest.param("alltoall", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["qwen3-next", "granite-hybrid-experts"])
-def test_ranks_with_whole_experts_say_what_one_does(made: Make, name: str) -> None:
-    check(by_ranks(made(name), expert_parallel=True), by_one(made(name)))
+def test_ranks_with_whole_experts_say_what_one_does(made: Make, name: str, backend: str) -> None:
+    check(by_ranks(made(name), expert_parallel=True, all2all_backend=backend), by_one(made(name)))
 
 
 @pytest.mark.slow
