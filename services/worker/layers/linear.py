@@ -188,9 +188,9 @@ class Linear:
         if self.adapters is not None:
             self.adapters.finish()
 
-    def leave_parts(self) -> None:
-        """From now on results are a rank's part of a sum, which the caller adds up."""
-        self._adds_up = False
+    def leave_parts(self, *, left: bool = True) -> None:
+        """From now on results are a rank's part of a sum, which the caller adds up; or the sum, if none are `left`."""
+        self._adds_up = self._is_partial and not left
 
     def _adapters_of(self, adapters: Adapters, shape: LayerShape) -> LinearAdapters | None:
         return adapters.of_linear(shape, self._product)

@@ -163,6 +163,7 @@ class SparseMLP:
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
+        self._adds_up = True
         router = Projection(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
@@ -214,7 +215,11 @@ class SparseMLP:
         gate = None if self._shared_gate is None else self._shared_gate(x)
         ids, load = self._here(ids)
         made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed, shared, gate, load, self._added)
-        return self._shard.collectives.add_up(made)
+        return self._shard.collectives.add_up(made) if self._adds_up else made
+
+    def leave_parts(self, *, left: bool = True) -> None:
+        """From now on what it gives is a rank's part of a sum; or the sum, if none are `left`."""
+        self._adds_up = not left
 
     @property
     def dispatches(self) -> bool:

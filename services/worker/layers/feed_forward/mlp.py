@@ -85,6 +85,9 @@ class MLP:
         self.gate_up.finish()
         self.down.finish()
 
+    def leave_parts(self, *, left: bool = True) -> None:
+        self.down.leave_parts(left=left)
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._gate(self.gate_up(x)))
 

@@ -1,0 +1,116 @@
+"""Layers that leave their sums over ranks to the norms behind them say what one rank does: two processes, by gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.ranks.together import Together
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.ranks import normed
+from tests.services.worker.ranks.test_expert_parallel import one_process
+from tests.services.worker.ranks.test_pipeline import by_turns, prefill
+from tests.services.worker.ranks.test_sharding import RankedRig, mixed_steps, ranked
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+SLOTS = (0, 2, 5)
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each sum that rank 0 normalised."""
+    for name in ("norms_sums", "add_up_normed"):
+        monkeypatch.setattr(Together, name, getattr(Together, name))  # is as it was behind the test
+    normed.patch()
+    normed.normed.clear()
+    return normed.normed
+
+
+@contextmanager
+def norming(folder: Path, **settings: Any) -> Iterator[RankedRig]:
+    with ranked(folder, build=normed.build, **settings) as rig:
+        yield rig
+
+
+def slow(family: str) -> Any:
+    return pytest.param(family, marks=pytest.mark.slow)
+
+
+# Biases and a tied table, experts with shared ones, latent attention, factors, norms with an offset; four norms a layer
+# and one for both parts, which leave nothing to them.
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama-biases-tied",
+        "qwen2-moe",
+        "deepseek-v3",
+        *map(slow, ("granite", "gemma-tied", "llama4", "gemma2", "cohere")),
+    ],
+)
+def test_ranks_say_what_one_does(checkpoint: Make, family: str, sums: list[int]) -> None:
+    made, whole = checkpoint(family), Rig(checkpoint(family).folder)
+    mixed_steps(whole)
+    with norming(made.folder) as rig:
+        mixed_steps(rig)
+        for slot in SLOTS:
+            assert rig.tokens(slot) == whole.tokens(slot)
+            assert error(rig, made, slot) < MAX_ERROR
+    assert bool(sums) == (family not in ("gemma2", "cohere"))
+
+
+def test_behind_attention_and_behind_the_rest(checkpoint: Make, sums: list[int]) -> None:
+    """In each layer, and the last norm of all."""
+    made = checkpoint("llama")
+    with norming(made.folder) as rig:
+        rig.step([New(0, prompt(9, 1))], {0: 9})
+        sums.clear()
+        rig.step()
+        assert len(sums) == 2 * len(rig.replica._runner._whole_model.layers)
+
+
+def test_what_a_layer_reads_is_kept_whole(checkpoint: Make, sums: list[int]) -> None:
+    """For a drafter, behind the hidden states."""
+    made = checkpoint("llama")
+    with ranked(made.folder, build=normed.build_keeping) as rig:
+        whole, found = (states_of(each) for each in (one_process(made), rig))
+    assert sums
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-4)
+
+
+def states_of(rig: Rig) -> Tensor:
+    """[num_samples, 4 * hidden_size] of mixed steps."""
+    model, found = rig.replica._runner._whole_model, []
+    model.keep_states(normed.KEPT)
+    forward = model.forward
+
+    def recorded(*of_step: Any) -> Tensor:
+        found.append(forward(*of_step))
+        return found[-1]
+
+    model.forward = recorded
+    mixed_steps(rig)
+    states = torch.cat(found)
+    assert states.size(1) == 4 * model.config.hidden_size
+    return states
+
+
+@pytest.mark.slow
+def test_stages_hand_on_whole_sums(checkpoint: Make, sums: list[int]) -> None:
+    made, whole = checkpoint("llama"), Rig(checkpoint("llama").folder)
+    prefill(whole)
+    for _ in range(6):
+        whole.step()
+    with norming(made.folder, stages=2) as rig:
+        prefill(rig)
+        by_turns(rig, 12, 2)
+        assert [rig.tokens(slot) for slot in SLOTS] == [whole.tokens(slot) for slot in SLOTS]
+    assert sums
