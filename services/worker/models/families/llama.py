@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.attention.attention import Attention
@@ -92,13 +91,11 @@ class LlamaLayer:
         self._mlp.run_row(kernels, residual, self._middle_norm)
 
     def leave_parts(self, *, left: bool) -> bool:
-        """From now on what it gives is a rank's part of a sum, if such are `left`; whether it can, and they are."""
         left = left and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
         self._mlp.leave_parts(left=left)
         return left
 
     def take_parts(self, collectives: Collectives | None) -> None:
-        """From now on it gets such parts; None: what has been added up."""
         self._input_norm.take_parts(collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
@@ -119,27 +116,6 @@ class LlamaForCausalLM(CausalLM):
         "qk_norm_rope_store",
         "silu_mul",
     )
-
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
-        super().__init__(config, backend, place, num_positions)
-        self._collectives = place.shard.collectives
-        self._leave_parts()
-
-    def keep_states(self, layers: tuple[int, ...]) -> None:
-        super().keep_states(layers)
-        self._leave_parts()
-
-    def _leave_parts(self) -> None:
-        """Where one kernel adds up and normalises, layers leave their sums over ranks to the norms behind them; not
-        those whose values are kept, or go to another stage."""
-        if not self._collectives.norms_sums:
-            return
-        for index, (layer, behind) in enumerate(pairwise([*self.layers, self.norm]), 1):
-            if not isinstance(layer, LlamaLayer) or not isinstance(behind, LlamaLayer | RMSNorm):
-                continue
-            is_kept = index in self.kept_layers or (behind is self.norm and not self.stage.is_last)
-            left = layer.leave_parts(left=not is_kept)
-            behind.take_parts(self._collectives if left else None)
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
