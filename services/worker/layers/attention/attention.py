@@ -115,13 +115,17 @@ class Attention:
         if order is None:
             return
         order = order.to(self._place.device)
-        heads = torch.arange(self._heads.num_q + self._heads.num_kv, device=order.device)
-        turned = (heads[:, None] * config.head_dim + order).flatten()
-        # Values, and whatever comes behind them, stay.
-        rest = torch.arange(len(turned), self.qkv.out_features, device=order.device)
-        self.qkv.reorder(torch.cat((turned, rest)))
+        rows = torch.arange(self.qkv.out_features, device=order.device)  # values, and whatever else there is, stay
+        starts = torch.tensor(self._turned_heads, device=order.device).unsqueeze(1) * config.head_dim
+        rows[(starts + torch.arange(config.head_dim, device=order.device)).flatten()] = (starts + order).flatten()
+        self.qkv.reorder(rows)
         for norm in self._norms:
             norm.weight.copy_(norm.weight[order])
+
+    @property
+    def _turned_heads(self) -> list[int]:
+        """Which of the input's heads are queries and keys, once they lie as they are read."""
+        return [*range(self._heads.num_q + self._heads.num_kv)]
 
     @property
     def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:

@@ -24,23 +24,29 @@ class GatedAttention(Attention):
         return Attention.inputs(name, 2 * q_size, kv_size, config)
 
     def _arrange(self) -> None:
-        """Queries, keys and values, then the gates."""
+        """Queries and then their gates, which stay in their projection: adapters add to that."""
         import torch
 
-        size, heads = self._config.head_dim, self._heads
-        both = torch.arange(2 * heads.num_q * size, device=self._place.device).view(heads.num_q, 2, size)
-        others = torch.arange(2 * heads.num_kv * size, device=self._place.device) + both.numel()
-        self.qkv.reorder(torch.cat((both[:, 0].flatten(), others, both[:, 1].flatten())))
+        num_rows = 2 * self._heads.num_q * self._config.head_dim
+        rows = torch.arange(self.qkv.out_features, device=self._place.device)
+        both = rows[:num_rows].view(self._heads.num_q, 2, self._config.head_dim)
+        self.qkv.reorder(torch.cat((both.transpose(0, 1).flatten(), rows[num_rows:])))
         super()._arrange()
+
+    @property
+    def _turned_heads(self) -> list[int]:
+        num_q = self._heads.num_q
+        return [*range(num_q), *range(2 * num_q, 2 * num_q + self._heads.num_kv)]
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Returns the queries and behind them their gates, [num_tokens, 2 * num_q_heads, head_dim]."""
         import torch
 
-        heads, size = self._heads, self._config.head_dim
-        qkv, gates = self.qkv(x).split(((heads.num_q + 2 * heads.num_kv) * size, heads.num_q * size), dim=1)
-        q = self._store(qkv.contiguous(), batch, cache, cos_sin)
-        return torch.cat((q, gates.unflatten(1, (heads.num_q, size))), dim=1)
+        num_q, size = self._heads.num_q, self._config.head_dim
+        made = self.qkv(x)
+        queries, gates, rest = made.split((num_q * size, num_q * size, made.size(1) - 2 * num_q * size), dim=1)
+        q = self._store(torch.cat((queries, rest), dim=1), batch, cache, cos_sin)
+        return torch.cat((q, gates.unflatten(1, (num_q, size))), dim=1)
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         queries, gates = q.chunk(2, dim=1)

@@ -20,6 +20,7 @@ from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
+from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
 
 # Projections apart and fused, rows in another order, biases, factors, the other way round, experts, latent vectors.
 FAMILIES = ("llama-biases-tied", "qwen3-tied", "glm4", "gemma3-tied", "granite", "phi3-partial", "cohere", "starcoder2",
@@ -92,6 +93,18 @@ def test_dora_over_a_quantized_base(tmp_path: Path, layout: str) -> None:
     rig.step()
     assert error(rig, merged, 0) < MAX_ERROR
     assert error(rig, made, 1) < MAX_ERROR
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_gates_in_one_projection_with_what_they_gate(checkpoint: Make, tmp_path: Path, use_dora: bool) -> None:
+    """In another order than the checkpoint's."""
+    made = checkpoint("qwen3-next")
+    merged = peft_folders.save(made, tmp_path / "a", seed=5, use_dora=use_dora)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)}, block_size=16)
+    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR_OF_STATES
+    assert error(rig, made, 1) < MAX_ERROR_OF_STATES
 
 
 @pytest.mark.parametrize("use_dora", [False, True])

@@ -29,7 +29,10 @@ from tests.services.worker.rig import Rig
     "family",
     [
         *("llama-biases-tied", "phi3-partial"),
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("granite-hybrid", "falcon-h1-norms")),
+        *(
+            pytest.param(family, marks=pytest.mark.slow)
+            for family in ("granite-hybrid", "falcon-h1-norms", "qwen3-next")
+        ),
     ],
 )
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
