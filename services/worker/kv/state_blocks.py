@@ -11,24 +11,17 @@ from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.batch_invariance import BY_TORCH
-from services.worker.spec_decode.config import SpeculativeConfig
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 
 
-def fit(
-    limits: Limits,
-    config: DecoderConfig,
-    kv_dtype: torch.dtype,
-    settings: WorkerSettings,
-    drafting: SpeculativeConfig | None,
-) -> Limits:
+def fit(limits: Limits, config: DecoderConfig, kv_dtype: torch.dtype, settings: WorkerSettings) -> Limits:
     """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for.
 
     Raises InvalidArgument for what goes wrong, or has not been built, where a token changes a state."""
     if config.recurrent is None:
         return limits
-    _check(settings, drafting)
+    _check(settings)
     position_bytes = config.num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
     least = -(-config.recurrent.state.part_words * WORD_BYTES // position_bytes)
     if limits.block_size >= least:
@@ -48,10 +41,7 @@ def records_chunks(config: DecoderConfig, place: Placement) -> bool:
     return all(place.ops.sources[name] != BY_TORCH for name in names)
 
 
-def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None:
-    if drafting is not None and settings.device != "cpu":
-        text = "recurrent layers take drafts on a CPU, and steps with them are in no graph"
-        raise InvalidArgument(f"speculative_config: {text}", field="speculative_config")
+def _check(settings: WorkerSettings) -> None:
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
