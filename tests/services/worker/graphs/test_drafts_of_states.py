@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import reference, triton
 from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
 from services.worker.graphs.cuda_graph import Repeater
 from services.worker.graphs.decode_graphs import DecodeGraphs
@@ -85,15 +86,15 @@ def use_graphs(replica: Replica) -> Seen:
     return seen
 
 
-@pytest.fixture(params=["reference", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.fixture(params=[reference, pytest.param(triton, marks=pytest.mark.slow)], ids=["reference", "triton"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that states go through; all others are the CPU's."""
-    packages, load = (f"kernels.{request.param}", "kernels.reference"), kernels.load
+    package, load = request.param, kernels.load
 
-    def some_of_others(device: str, _: tuple[str, ...] = ()) -> kernels.Ops:
-        ops, others = load(device), load(device, packages)
-        sources = ops.sources | {name: others.sources[name] for name in STATES}
-        return replace(ops, sources=sources, **{name: getattr(others, name) for name in STATES})
+    def some_of_others(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:
+        ops = load(device, packages)
+        sources = ops.sources | dict.fromkeys(STATES, package.__name__)
+        return replace(ops, sources=sources, **{name: getattr(package, name) for name in STATES})
 
     monkeypatch.setattr(kernels, "load", some_of_others)
 
