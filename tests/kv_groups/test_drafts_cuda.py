@@ -71,7 +71,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family
     for turn in range(40):
         run.plan()
         live = np.flatnonzero(run.core.running.live)
-        if turn % 5 == 2 and len(live):
+        if turn % 3 == 2 and len(live):
             run.core.preempt(int(live[turn % len(live)]))
         if turn == 12:
             run.core.cancel(4)
@@ -106,8 +106,8 @@ def test_steps_without_drafts_go_through_graphs_as_ever(
     run.run()
     check(made, [known, unknown], 40)
     check_drafts(run)
-    assert num_recorded < 20
-    assert len(seen) - num_recorded >= 38
+    assert num_recorded < 20, "few follow a step whose drafts were all wrong, and have none"
+    assert len(seen) - num_recorded >= 36, "all but those that begin a block: they bring one for each KV group"
     assert all(inputs.lags is None and inputs.drafts is None for inputs in seen)
 
 
