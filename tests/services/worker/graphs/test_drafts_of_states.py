@@ -23,6 +23,7 @@ from services.worker.runner.profiling import run_largest_steps
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
+from tests.interpreter import ON_GPU
 from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, Knowing, check_drafts
 from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import SMALL, prompt
@@ -86,7 +87,13 @@ def use_graphs(replica: Replica) -> Seen:
     return seen
 
 
-@pytest.fixture(params=[reference, pytest.param(triton, marks=pytest.mark.slow)], ids=["reference", "triton"])
+INTERPRETED = (
+    pytest.mark.slow,
+    pytest.mark.skipif(ON_GPU, reason="tests/kv_groups/test_drafts_cuda.py has this there"),
+)
+
+
+@pytest.fixture(params=[reference, pytest.param(triton, marks=INTERPRETED)], ids=["reference", "triton"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that states go through; all others are the CPU's."""
     package, load = request.param, kernels.load
