@@ -36,7 +36,7 @@ class Memory:
 
 def take_memory(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> Memory:
     _check_adapters(site)
-    num_blocks = site.place.least(settings.num_blocks or _measure(settings, site, loaded, steps))
+    num_blocks = site.place.least(settings.num_blocks or _measure(settings, wanted, site, loaded, steps))
     fitting = _fitting(settings, site.limits, num_blocks)
     drafting = wanted.drafting
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
@@ -84,7 +84,7 @@ def _use_tape(runner: ModelRunner, model: CausalLM, site: Site, fitting: Limits,
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 
 
-def _measure(settings: WorkerSettings, site: Site, loaded: Loaded, steps: Steps) -> int:
+def _measure(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> int:
     """Blocks that the free memory gives, with what drafts keep beside each."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":
@@ -93,7 +93,8 @@ def _measure(settings: WorkerSettings, site: Site, loaded: Loaded, steps: Steps)
     memory = kv_cache.allocate(loaded.shape, 1, site.place.device)
     steps.runner.prepare(kv_cache.of_layers(memory, loaded.kept), scratch.block_table, loaded.kept.num_groups)
     kv_memory.forget_cuda_peak()
-    run_largest_steps(steps.runner, site.limits)
+    drafts = wanted.drafting.num_speculative_tokens if wanted.drafting and site.limits.layout.has_states else 0
+    run_largest_steps(steps.runner, site.limits, drafts)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, site.limits, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()

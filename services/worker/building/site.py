@@ -45,7 +45,7 @@ def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
     device = open_own_device(settings, seat)
     place = _place(settings, wanted, device, seat)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
-    fitted = state_blocks.fit(wanted.limits, config, kv_dtype, settings, wanted.drafting, shard=place.shard)
+    fitted = state_blocks.fit(wanted.limits, config, kv_dtype, settings, shard=place.shard)
     if settings.batch_invariant:
         batch_invariance.check(
             settings,

@@ -73,6 +73,7 @@ def _graph_maker(
     if chunks != settings.cuda_graph_chunks:
         log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
-    samples_per_row = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    has_states = model.config.recurrent is not None  # steps with drafts are then recorded nowhere
+    samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)
     keeps_hidden = drafter is not None and drafter.needs_features
     return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=samples_per_row, keeps_hidden=keeps_hidden)

@@ -12,7 +12,6 @@ from services.worker.layers.sharding import Shard
 from services.worker.limits import Limits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.batch_invariance import BY_TORCH
-from services.worker.spec_decode.config import SpeculativeConfig
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 
@@ -22,7 +21,6 @@ def fit(
     config: DecoderConfig,
     kv_dtype: torch.dtype,
     settings: WorkerSettings,
-    drafting: SpeculativeConfig | None,
     *,
     shard: Shard,
 ) -> Limits:
@@ -32,7 +30,7 @@ def fit(
     Raises InvalidArgument for what goes wrong, or has not been built, where a token changes a state."""
     if config.recurrent is None:
         return limits
-    _check(settings, drafting)
+    _check(settings)
     state = config.recurrent.of_rank(shard).state
     num_kv_heads = shard.heads(config.num_q_heads, config.num_kv_heads).num_kv
     position_bytes = num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
@@ -54,10 +52,7 @@ def records_chunks(config: DecoderConfig, place: Placement) -> bool:
     return all(place.ops.sources[name] != BY_TORCH for name in names)
 
 
-def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None:
-    if drafting is not None and settings.device != "cpu":
-        text = "recurrent layers take drafts on a CPU, and steps with them are in no graph"
-        raise InvalidArgument(f"speculative_config: {text}", field="speculative_config")
+def _check(settings: WorkerSettings) -> None:
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")

@@ -191,12 +191,14 @@ class ModelRunner:
         return self._launch_kernels(inputs, new_blocks, others, self._model)
 
     def _graphs_for(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> StepGraphs | None:
-        """Recordings that have room for the step and can end in its heads; None if there are none."""
-        if self._graphs is not None:
-            if inputs.rows_changed:
-                self._graphs.forget_rows()
-            if others is None and self._graphs.takes(inputs, new_blocks):
-                return self._graphs
+        """Recordings that have room for the step and can end in its heads; None if there are none. What drafts do to
+        states has as many rows as it happens to have, and is recorded nowhere."""
+        if self._graphs is not None and inputs.rows_changed:
+            self._graphs.forget_rows()
+        if inputs.lags is not None:
+            return None
+        if self._graphs is not None and others is None and self._graphs.takes(inputs, new_blocks):
+            return self._graphs
         chunks = self._chunk_graphs
         if chunks is not None and (others is None or chunks.keeps_hidden) and chunks.takes(inputs, new_blocks):
             return chunks

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from services.worker.limits import Limits
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.step.admission import Admission
+from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_BLOCKS
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.common.v1 import sampling_pb2
@@ -15,12 +18,17 @@ from shared.pb.common.v1 import sampling_pb2
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
 
-def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
-    """One prompt that fills a step, then every slot decoding. All keys and values are stored in the null block."""
+def run_largest_steps(runner: ModelRunner, limits: Limits, kept_drafts: int = 0) -> None:
+    """One prompt that fills a step, then every slot decoding. All keys and values are stored in the null block.
+    `kept_drafts`: of a slot, in layers with states, which then take their memory for them."""
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
-        launch = runner.launch(_inputs(num_rows, count, limits), NO_BLOCKS)
+        inputs = _inputs(num_rows, count, limits)
+        if kept_drafts:
+            none_lag = Lags(np.zeros(num_rows, dtype=np.int32), kept_drafts, limits.block_size)
+            inputs = replace(inputs, lags=none_lag)
+        launch = runner.launch(inputs, NO_BLOCKS)
         runner.settle(np.arange(num_rows))
         launch.wait()
     for slot in range(limits.max_num_seqs):

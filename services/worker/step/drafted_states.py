@@ -35,7 +35,8 @@ class Lags:
 
 @dataclass(frozen=True, slots=True)
 class DraftedStates:
-    """Integers, on the device. A slot has `most` places, in which layers keep what they were given of its drafts."""
+    """On the device; int64 where it does not say int32. A slot has `most` places, in which layers keep what they were
+    given of its drafts."""
 
     num_places: int
     # What goes through states: of each row the kept drafts that were right, then its sure tokens.
@@ -75,11 +76,12 @@ def drafted_states(
     draft_start, of_drafting, behind = _side_by_side(drafted[drafting])
     drafts = (inputs.query_start[1:] - drafted)[drafting[of_drafting]] + behind
     row_lens = inputs.seq_lens - drafted
-    arrays = [
-        *(row_start, row_lens, sure, of_sure, kept, of_kept, drafts, first_places[drafting[of_drafting]] + behind),
-        *(drafting, (row_lens[drafting] - 1) // lags.block_size, draft_start, lags.block_size + drafted[drafting]),
-    ]
-    return DraftedStates(num_slots * lags.most, *upload(arrays))
+    places, blocks = first_places[drafting[of_drafting]] + behind, (row_lens[drafting] - 1) // lags.block_size
+    indices = [sure, of_sure, kept, of_kept, drafts, places, drafting, blocks]
+    rows_of = [row_start, row_lens, draft_start, lags.block_size + drafted[drafting]]
+    *numbers, joined = upload([*rows_of, np.concatenate(indices)])
+    parts = joined.long().split([len(array) for array in indices])  # where tensors are written to, int32 will not do
+    return DraftedStates(num_slots * lags.most, *numbers[:2], *parts, *numbers[2:])
 
 
 def _side_by_side(counts: Array) -> tuple[Array, Array, Array]:

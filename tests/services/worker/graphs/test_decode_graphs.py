@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from services.worker.attention import reference
 from services.worker.attention.port import AttentionMetadata
 from services.worker.device.device import Device
-from services.worker.device.staging import SharedMemory
+from services.worker.device.staging import Array, SharedMemory
 from services.worker.graphs import shared_prefixes
 from services.worker.graphs.cuda_graph import Repeater
 from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
@@ -70,7 +71,10 @@ class CheckedAttention(reference.ReferenceAttention):
 
 
 class Copying(SharedMemory):
-    """Results are copied where they are, as if they had to go to another memory."""
+    """Arrays are copied where they are, as if they had to go to another memory, and arrive as they do there."""
+
+    def upload(self, arrays: list[Array]) -> list[torch.Tensor]:
+        return super().upload([array.astype(np.int32) for array in arrays])
 
     def download(self, tensors: list[torch.Tensor]) -> Any:
         return super().download([tensor.clone() for tensor in tensors])

@@ -1,0 +1,131 @@
+"""Drafts in front of states on CUDA, with and without graphs: pytest -m gpu. The text is that of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.ending import Reason
+from services.worker.graphs.decode_graphs import DecodeGraphs
+from services.worker.graphs.recorded_steps import ReadyStep
+from services.worker.layers.recurrent.recurrence import Recurrence
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
+from tests.kv_groups.test_cuda import WAYS
+from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, check_drafts, drafting
+from tests.kv_groups.test_states import check
+from tests.kv_groups.test_windows import pair, prompt
+from tests.services.worker import checkpoints
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "num_blocks": 300}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+families = pytest.mark.parametrize("family", DRAFTED)
+
+
+@ways
+@families
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any], in_flight: int) -> None:
+    """Some are wrong, and prompts come in chunks beside them."""
+    made, prompts = checkpoints.make(family, tmp_path), [prompt(length, length) for length in (90, 5, 33, 1, 18)]
+    run = drafting(made, prompts, 40, {**SIZES, **way}, max_steps_in_flight=in_flight)
+    answers = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts]
+    run.run()
+    check(made, answers, 40)
+    check_drafts(run)
+
+
+@ways
+@families
+def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(
+    tmp_path: Path, family: str, way: dict[str, Any]
+) -> None:
+    """Behind answers of any length, so that they end anywhere in a block."""
+    made, lengths = checkpoints.make(family, tmp_path), range(20, 36, 3)
+    run = drafting(made, [prompt(21, length) for length in lengths], 36, {**SIZES, **way})
+    for length in lengths:
+        first = prompt(21, length)
+        said = run.ask(first, max_tokens=length, eos=())
+        run.run()
+        again = run.ask(first + said.tokens + prompt(2, length), max_tokens=8, eos=())
+        before = run.core.counts.cached_tokens
+        run.run()
+        check(made, [said], length)
+        check(made, [again], 8)
+        assert run.core.counts.cached_tokens - before >= (len(first) + length - 1) // 16 * 16 - 16
+    check_drafts(run)
+
+
+@ways
+@families
+def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family: str, way: dict[str, Any]) -> None:
+    made, prompts = checkpoints.make(family, tmp_path), [prompt(20 + seed, seed) for seed in range(4)]
+    run = drafting(made, [*prompts, prompt(30, 9)], 32, {**SIZES, **way})
+    answers = [run.ask(tokens, max_tokens=32, eos=()) for tokens in prompts]
+    gone = run.ask(prompt(30, 9), max_tokens=32, eos=())
+    for turn in range(40):
+        run.plan()
+        live = np.flatnonzero(run.core.running.live)
+        if turn % 3 == 2 and len(live):
+            run.core.preempt(int(live[turn % len(live)]))
+        if turn == 12:
+            run.core.cancel(4)
+        if run._results:
+            run.result()
+    run.run()
+    assert run.core.counts.preemptions > 3
+    assert gone.end is not None
+    assert gone.end.reason is Reason.CANCELLED
+    check(made, answers, 32)
+    check_drafts(run)
+
+
+@families
+def test_steps_without_drafts_go_through_graphs_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    seen: list[StepInputs] = []
+    prepare = DecodeGraphs.prepare
+
+    def see(graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
+        seen.append(inputs)
+        return prepare(graphs, inputs, new_blocks)
+
+    made = checkpoints.make(family, tmp_path)
+    run = drafting(made, [prompt(9, 1)], 40, SIZES)
+    monkeypatch.setattr(DecodeGraphs, "prepare", see)
+    known = run.ask(prompt(9, 1), max_tokens=40, eos=())
+    run.run()
+    num_recorded = len(seen)
+    unknown = run.ask(prompt(9, 2), max_tokens=40, eos=())
+    run.run()
+    check(made, [known, unknown], 40)
+    check_drafts(run)
+    assert num_recorded < 20, "few follow a step whose drafts were all wrong, and have none"
+    assert len(seen) - num_recorded >= 36, "all but those that begin a block: they bring one for each KV group"
+    assert all(inputs.lags is None and inputs.drafts is None for inputs in seen)
+
+
+def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is there when blocks are counted; the first drafts take none."""
+    layers: list[Recurrence] = []
+    begin = Recurrence.__init__
+    monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), layers.append(self))[0])
+    made = checkpoints.make("falcon-h1", tmp_path)
+    sizes = {**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.1}
+    run = pair(made, THREE, **sizes)
+    taken = [part for layer in layers for part in layer._kept]
+    assert layers
+    assert {len(part) for part in taken} == {(run.replica.limits.max_num_seqs + 1) * 3}
+    answer = run.ask(prompt(5, 1) * 8, max_tokens=40, eos=())
+    run.run()
+    check(made, [answer], 40)
+    assert run.core.speculation.counts.draft_tokens > 0
+    assert all(a is b for a, b in zip(taken, (part for layer in layers for part in layer._kept), strict=True))
