@@ -75,4 +75,12 @@ def _graph_maker(
     tile = backend.rows_per_prefix_tile(spec)
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting else 0)
     keeps_hidden = drafter is not None and drafter.needs_features
-    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=samples_per_row, keeps_hidden=keeps_hidden)
+    return GraphMaker(
+        model,
+        tile,
+        place,
+        chunks=chunks,
+        samples_per_row=samples_per_row,
+        keeps_hidden=keeps_hidden,
+        has_trees=spec.has_trees,
+    )
