@@ -17,7 +17,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 METHODS = {name: config | {"adaptive_length": False} for name, config in _METHODS.items()}
 
-# Of both, more is guessed than there may be drafts. On the CPU alone, and not with batch_invariant.
+# Of both, more is guessed than there may be drafts. Not with batch_invariant.
 EAGLE_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)]"
 MEDUSA_TREE = str([path for depth in range(1, 5) for path in itertools.product(range(2), repeat=depth)])
 TREES = {

@@ -1,4 +1,5 @@
-"""Attention over blocks in random order, 8 kv heads of 128 bfloat16 elements: decodes, chunks, shared beginnings."""
+"""Attention over blocks in random order, 8 kv heads of 128 bfloat16 elements: decodes, chunks, drafts, shared
+beginnings."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ CHUNKS = {
     "2048 behind 6144": ([2048], [8192]),
     "256 rows of 1024 and a chunk of 512": ([1] * 256 + [512], [1024] * 256 + [512]),
 }
+
+DRAFTS = [(1, 9, 8192), (16, 9, 2048), (64, 9, 2048)]  # sequences, rows of each, length
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def bench() -> Iterator[Row]:
             yield decode(pool, q_heads, lengths, f"{rows} x 16..{longest}")
         for name, (counts, lengths) in CHUNKS.items():
             yield chunks(pool, q_heads, counts, lengths, name)
+        for seqs, rows, length in DRAFTS:
+            yield drafts(pool, q_heads, seqs, rows, length)
         yield shared(pool, q_heads)
 
 
@@ -85,6 +90,20 @@ def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name
     us = graph_us([lambda: chunk_attention(q, pool.k, pool.v, table, start, lens, SCALE, 0)] * 3)
     times = {"triton": us, "FLOP at 787 T/s": flop / BF16_FLOP_PER_US}
     return Row("attention", f"chunk {q_heads} heads {name}", times, flop / us / 1e6, "TFLOP/s")
+
+
+def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> Row:
+    """Trees are a row and its siblings."""
+    q, lens, start = queries(seqs * rows, q_heads), ints([length] * seqs), ints([0, *[rows] * seqs]).cumsum(0).int()
+    table = pool.tables(seqs, length, 1)[0]
+    siblings = [-1, *(1 | -1 << row for row in range(1, rows))]  # themselves, and from the row before all on
+    masks = torch.tensor(siblings * seqs, device="cuda")
+    rest = table, start, lens, SCALE, 0, None, 0.0, False
+    times = {
+        name: graph_us([lambda m=mask: chunk_attention(q, pool.k, pool.v, *rest, m)] * 3)
+        for name, mask in (("trees", masks), ("chains", None))
+    }
+    return Row("attention", f"drafts {q_heads} heads {seqs} x {rows} of {length}", times, 0, "")
 
 
 def shared(pool: Pool, q_heads: int, rows: int = 256, prefix: int = 2048, own: int = 96) -> Row:

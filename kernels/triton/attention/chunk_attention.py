@@ -26,6 +26,14 @@ from kernels.triton.attention.attention_tile import (
 )
 
 ROWS = 64  # of a tile: one group of warps' matrix instruction
+LAST_BIT = tl.constexpr(63)  # of a tree's mask (kernels/reference/attention/paged_attention.py)
+
+
+@triton.jit
+def in_path(distances, row_masks):
+    """`distances` [ROWS, TILE] back from each row, negative ahead of it -> whether its mask has the bit."""
+    bits = row_masks[:, None] >> tl.minimum(tl.maximum(distances, 0), LAST_BIT).to(tl.int64)
+    return ((bits & 1) != 0) | (distances > LAST_BIT)
 
 
 @triton.jit
@@ -57,8 +65,10 @@ def attend_tile(
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     CHUNKED: tl.constexpr = False,
+    row_masks=None,
 ):
-    """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it."""
+    """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it. `row_masks`:
+    int64 [ROWS] of rows that stand in trees; None: there are none, and nothing is compiled for them."""
     positions = start + tl.arange(0, TILE)
     if TMA:
         place = blocks * BLOCK_SIZE + start % BLOCK_SIZE
@@ -78,6 +88,8 @@ def attend_tile(
             seen = seen & (positions[None, :] >= (row_positions // window * window)[:, None])
         else:
             seen = seen & ((window == 0) | (positions[None, :] > row_positions[:, None] - window))
+        if row_masks is not None:
+            seen = seen & in_path(row_positions[:, None] - positions[None, :], row_masks)
         scores = tl.where(seen, scores, float("-inf"))
     top, total, out = accumulate(scores, v, top, total, out, PRECISION)
     return blocks, top, total, out
@@ -106,6 +118,7 @@ def _chunk_attention(
     query_start_ptr,
     seq_lens_ptr,
     sinks_ptr,
+    tree_mask_ptr,
     out_ptr,
     scale,
     table_width,
@@ -161,6 +174,11 @@ def _chunk_attention(
     else:
         first = 0
         masked_from = (past + token + 1) // TILE * TILE  # before it, every row sees everything
+    row_masks = None
+    if tree_mask_ptr is not None:
+        row_masks = tl.load(tree_mask_ptr + query_start + row_tokens, mask=row_tokens <= last_token, other=-1)
+        if not WINDOWED:  # a mask says nothing of what lies further back than its bits
+            masked_from = tl.maximum(past + token - LAST_BIT, 0) // TILE * TILE
     MASKED_STAGES: tl.constexpr = STAGES if WINDOWED else 2
     begin = first // TILE * TILE
     blocks = find_blocks(table_ptr, begin, end, BLOCK_SIZE, TILE)
@@ -174,7 +192,7 @@ def _chunk_attention(
         blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
-            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED, row_masks,
         )  # fmt: skip
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -192,6 +210,7 @@ def chunk_attention(
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     chunked: bool = False,
+    tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
     num_tokens, q_heads, head_dim = q.shape
@@ -201,6 +220,7 @@ def chunk_attention(
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
     assert sliding_window or not chunked
+    assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
     group = q_heads // kv_heads
     rows = max(ROWS, triton.next_power_of_2(group))
     tokens = rows // group
@@ -218,6 +238,7 @@ def chunk_attention(
         query_start,
         seq_lens,
         sinks,
+        tree_mask,
         out,
         scale * LOG2_E,
         block_tables.stride(0),

@@ -1,4 +1,7 @@
-"""Attention over keys and values that lie in blocks (arXiv 2309.06180), by kind of step."""
+"""Attention over keys and values that lie in blocks (arXiv 2309.06180), by kind of step.
+
+Only chunks know trees of drafts: a step with some has several rows of a sequence, as a rule.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,21 @@ def paged_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     chunked: bool = False,
+    tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if q.size(0) == block_tables.size(0):
+    is_decode = q.size(0) == block_tables.size(0)
+    if is_decode and tree_mask is None:
         return decode_attention(
             q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap, chunked
         )
-    return chunk_attention(
-        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap, chunked
-    )
+    starts = torch.arange(q.size(0) + 1, dtype=torch.int32, device=q.device) if is_decode else query_start
+    assert starts is not None, "a sequence has several rows"
+    rest = scale, sliding_window, sinks, softcap, chunked, tree_mask
+    return chunk_attention(q, k_cache, v_cache, block_tables, starts, seq_lens, *rest)

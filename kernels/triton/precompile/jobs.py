@@ -76,8 +76,9 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             parts, logs = (torch.empty(heads, width, *size) for size in ((head_dim,), ()))
             combine(parts, logs, of(heads, head_dim))
 
-    def chunk(*, chunked: bool = False) -> None:
-        rest = scale, int(chunked), sinks, shape.softcap, chunked
+    def chunk(*, chunked: bool = False, trees: bool = False) -> None:
+        masks = torch.zeros(100, dtype=torch.int64) if trees else None
+        rest = scale, int(chunked), sinks, shape.softcap, chunked, masks
         chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), *rest)
 
     def in_chunks() -> Iterator[Callable[[], object]]:
@@ -224,6 +225,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             yield attend_row
         yield combines
         yield chunk
+        if shape.has_trees:
+            yield lambda: chunk(trees=True)
         yield lambda: decode(many, ordered=True)
         yield lambda: decode(8, ordered=True)
         yield lambda: decode(many, ordered=False)

@@ -81,6 +81,7 @@ class ModelShape:
     is_whole: bool = True  # no other rank has a part of it
     packed: PackedShape | None = None  # of all products but the output head
     num_adapters: int = 0  # of low rank, that there is room for
+    has_trees: bool = False  # drafts may be trees
 
 
 @dataclass(frozen=True)

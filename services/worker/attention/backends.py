@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
-from services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend
+from services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
 from shared import plugins
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
@@ -76,10 +76,10 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
 
 
-def block_size_for(settings: WorkerSettings, config: DecoderConfig) -> int:
-    """What block_size 0 stands for; 0: the device's default. No device is open yet."""
+def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees: bool = False) -> int:
+    """What block_size 0 stands for; 0: the device's default. No device is open yet. `has_trees`: AttentionSpec."""
     name = settings.attention_backend
-    if name == AUTO and _flash_attn_may_compute_prompts(settings, config):
+    if name == AUTO and not has_trees and _flash_attn_may_compute_prompts(settings, config):
         name = "flash_attn"
     return BLOCK_SIZES.get(name, 0)
 
@@ -121,6 +121,8 @@ def _first_that_can(
 def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
     if spec.latent_rank and not isinstance(backend, LatentBackend):
         return "has no latent attention"
+    if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
+        return "has no attention over trees of drafts"
     return backend.reject_reason(spec)
 
 

@@ -15,6 +15,7 @@ PACKAGE = "kernels.cpu"
 class CpuAttention:
     """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
+    masks_trees = True
     records_decodes = True
     records_chunks = False  # a tape takes steps of any size as they are
 

@@ -29,6 +29,7 @@ class AttentionSpec:
     has_chunked_windows: bool = False  # windows begin at multiples of their length instead of sliding
     latent_rank: int = 0  # > 0: head_dim elements a token are cached for all heads, of which so many are the value
     batch_invariant: bool = False  # a row must have the same bits alone, in any batch and in any chunk
+    has_trees: bool = False  # drafts may be trees: rows come with a mask (AttentionMetadata.tree_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,14 @@ class AttentionBackend(Protocol):
         else scaled scores become softcap * tanh(score / softcap), only if the spec has it. chunked: a row sees the
         positions from the last multiple of `window` on, only if the spec has chunks.
         """
+
+
+@runtime_checkable
+class TreeBackend(Protocol):
+    """What a backend says, too, that heeds AttentionMetadata.tree_mask. Others are not asked to serve trees."""
+
+    @property
+    def masks_trees(self) -> bool: ...
 
 
 @runtime_checkable

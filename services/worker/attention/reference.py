@@ -11,6 +11,7 @@ from services.worker.attention.port import AttentionMetadata, AttentionSpec
 class ReferenceAttention:
     """kernels.reference.attention.paged_attention."""
 
+    masks_trees = True
     records_decodes = records_chunks = False
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:

@@ -10,7 +10,12 @@ from services.worker.models.config.decoder_config import DecoderConfig
 
 
 def attention_spec(
-    config: DecoderConfig, block_size: int, place: Placement, kv_dtype: torch.dtype | None = None
+    config: DecoderConfig,
+    block_size: int,
+    place: Placement,
+    kv_dtype: torch.dtype | None = None,
+    *,
+    has_trees: bool = False,
 ) -> AttentionSpec:
     """`kv_dtype`: None: the model's."""
     heads, latent = place.shard.heads(config.num_q_heads, config.num_kv_heads), config.latent
@@ -29,6 +34,7 @@ def attention_spec(
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
         latent_rank=0 if latent is None else latent.kv_rank,
         batch_invariant=place.batch_invariant,
+        has_trees=has_trees,
     )
 
 

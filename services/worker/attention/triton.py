@@ -16,7 +16,7 @@ PACKAGE = "kernels.triton"
 class TritonAttention:
     """kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
 
-    records_decodes = records_chunks = True
+    records_decodes = records_chunks = masks_trees = True
 
     def __init__(self) -> None:
         self._decode: Callable[..., Tensor]
@@ -62,8 +62,10 @@ class TritonAttention:
         chunked: bool = False,
     ) -> Tensor:
         tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
-        if not metadata.is_decode:
-            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, *rest)
+        if not metadata.is_decode or metadata.tree_mask is not None:
+            starts, masks = metadata.query_start, metadata.tree_mask
+            assert starts is not None, "only steps without trees have none"
+            return self._chunk(q, k_cache, v_cache, tables, starts, lens, scale, window, *rest, masks)
         shared = metadata.prefixes
         if shared is None:
             return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, *rest)

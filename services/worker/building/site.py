@@ -54,7 +54,7 @@ def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
             is_latent=config.latent is not None,
             is_recurrent=config.recurrent is not None,
         )
-    spec = attention_spec(config, fitted.block_size, place, kv_dtype)
+    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=wanted.drafts_trees)
     return Site(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), seat.rank)
 
 

@@ -76,4 +76,12 @@ def _graph_maker(
     has_states = model.config.recurrent is not None  # steps with drafts are then recorded nowhere
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)
     keeps_hidden = drafter is not None and drafter.needs_features
-    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=samples_per_row, keeps_hidden=keeps_hidden)
+    return GraphMaker(
+        model,
+        tile,
+        place,
+        chunks=chunks,
+        samples_per_row=samples_per_row,
+        keeps_hidden=keeps_hidden,
+        has_trees=spec.has_trees,
+    )

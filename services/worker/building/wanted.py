@@ -36,7 +36,9 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     drafting = read_drafting(settings, config)
-    asked = limits.from_settings(settings, config.max_positions, block_size_for(settings, config))
+    has_trees = drafting is not None and drafting.tree is not None
+    block_size = block_size_for(settings, config, has_trees=has_trees)
+    asked = limits.from_settings(settings, config.max_positions, block_size)
     asked = replace(
         asked,
         layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=seat.stages),

@@ -59,11 +59,12 @@ class GraphMaker:
         chunks: bool,
         samples_per_row: int,
         keeps_hidden: bool,
+        has_trees: bool = False,
         tools: Callable[[Placement], Tools] = cuda_tools,
     ) -> None:
         """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
-        steps can end in other heads than sampling."""
-        self._model, self._new_tools = model, tools
+        steps can end in other heads than sampling; `has_trees`: drafts may be such."""
+        self._model, self._new_tools, self._has_trees = model, tools, has_trees
         self._keeps_hidden = keeps_hidden
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
@@ -178,6 +179,7 @@ class GraphMaker:
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,
             adapters=self._place.adapters.step if self._place.adapters else None,
+            has_trees=self._has_trees,
         )
 
     def _recorded_stage(self, caches: list[LayerCache], limits: Limits, tools: Tools) -> RecordedModel:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata
-from services.worker.device.staging import Array, Staging, aligned
+from services.worker.device.staging import Array, Staging, aligned, as_words
 from services.worker.graphs.cuda_graph import Recorder
 from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from services.worker.graphs.step_edges import FED, SlotMemory
@@ -84,6 +84,8 @@ class ChunkColumns:
 
 
 NUM_COLUMNS = len(fields(ChunkColumns))
+NUM_HALVES = 2  # of a tree's mask, in as many columns, the lower one first
+SEES_ALL = -1  # both halves of a mask
 
 
 class ChunkGraphs:
@@ -104,7 +106,9 @@ class ChunkGraphs:
         self._tokens = sorted({shape.num_tokens for shape in shapes})
         self._rows = sorted({shape.num_rows for shape in shapes})
         self._steps: dict[tuple[ChunkShape, bool], RecordedStep] = {}  # and whether some row has an adapter
-        self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
+        # Behind the named: halves of masks, where drafts may be trees; slot mappings of the other groups.
+        self._num_masks = NUM_HALVES if model.has_trees else 0
+        self._num_columns = NUM_COLUMNS + self._num_masks + memory.num_groups - 1
         most_words = self._num_columns * max(map(_stride, shapes))
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
@@ -164,6 +168,7 @@ class ChunkGraphs:
             rows=[inputs.slots, np.append(inputs.seq_lens, padding)],
             samples=[inputs.sampling_tokens, inputs.sampling_slots, inputs.sample_positions],
             query_start=inputs.query_start,
+            masks=self._halves(inputs),
             mappings=list(inputs.slot_mapping.reshape(-1, inputs.num_tokens)[1:]),
         )
         kept = self._model.hidden
@@ -211,7 +216,8 @@ class ChunkGraphs:
             rows=only_padding,
             samples=[NONE] * 3,
             query_start=np.zeros(1, np.int32),
-            mappings=[NONE] * (self._num_columns - NUM_COLUMNS),
+            masks=[NONE] * self._num_masks,
+            mappings=[NONE] * (self._memory.num_groups - 1),
         )
         return columns, ChunkColumns.of(columns[:NUM_COLUMNS], shape)
 
@@ -224,6 +230,7 @@ class ChunkGraphs:
         rows: list[Array],
         samples: list[Array],
         query_start: Array,
+        masks: list[Array],
         mappings: list[Array],
     ) -> None:
         scratch = self._memory.scratch_slot
@@ -232,9 +239,21 @@ class ChunkGraphs:
         behind_samples: list[Array | int] = [0, scratch, 0]
         self._staging.upload_into(
             columns,
-            [*tokens, *rows, *samples, query_start, *mappings],
-            [*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens, *[0] * len(mappings)],
+            [*tokens, *rows, *samples, query_start, *masks, *mappings],
+            [
+                *[*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens],
+                *[SEES_ALL] * len(masks),
+                *[0] * len(mappings),
+            ],
         )
+
+    def _halves(self, inputs: StepInputs) -> list[Array]:
+        """Of what each token sees; a step without trees sees all."""
+        if inputs.tree_mask is None:
+            return [NONE] * self._num_masks
+        assert self._num_masks, "drafts are chains"
+        halves = as_words(inputs.tree_mask)
+        return [halves[::2], halves[1::2]]
 
     def _forward(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
         token_ids = self._model.edges.begin(column, self._memory)
@@ -246,15 +265,22 @@ class ChunkGraphs:
             longest_query=shape.num_tokens,
             longest_seq=self._model.longest_seq,
             is_recorded=True,
+            tree_mask=self._tree_mask(columns, shape.num_tokens),
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
-        batch = batch.with_groups(others, list(columns[NUM_COLUMNS:, : shape.num_tokens]))
+        batch = batch.with_groups(others, list(columns[NUM_COLUMNS + self._num_masks :, : shape.num_tokens]))
         kept = self._model.hidden
         if kept is None:
             return self._model.forward(batch)
         hidden = kept.forward(replace(batch, logit_tokens=None))
         kept.memory[: shape.num_tokens].copy_(hidden)
         return kept.head(hidden.index_select(0, column.sampling_tokens))
+
+    def _tree_mask(self, columns: Tensor, num_tokens: int) -> Tensor | None:
+        if not self._num_masks:
+            return None
+        halves = columns[NUM_COLUMNS : NUM_COLUMNS + NUM_HALVES, :num_tokens]
+        return halves.t().contiguous().view(torch.int64).squeeze(1)
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: ChunkColumns) -> Tensor:
         token_ids = choice.choose(logits, column.sample_positions)

@@ -47,6 +47,7 @@ class RecordedModel:
     hidden: KeptHidden | None = None  # None: steps can end in sampling alone
     adapters: StepRows | None = None  # None: no step has any
     stage: RecordedStage | None = None  # None: all layers are here
+    has_trees: bool = False  # steps with chunks come with what each token sees of a tree
 
     @property
     def is_adapted(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.reference.attention.kv_dtype import as_bytes
 from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
@@ -106,9 +107,14 @@ def move_tokens(caches: list[LayerCache], sources: I32, targets: I32) -> None:
     """Keys and values of the tokens at `sources`, block * block_size + offset, to the places `targets`."""
     device = caches[0].k.device
     given, places = (upload(ids, device, np.int64) for ids in (sources, targets))
+    whole, (num_blocks, block_size) = caches[0].all_layers, caches[0].k.shape[:2]
+    if whole is not None and whole.size(2) % block_size == 0:  # as in copy_blocks(): a token is whole words
+        words = whole.view(len(whole), num_blocks * block_size, -1)
+        words.index_copy_(1, places, words.index_select(1, given))
+        return
     for cache in caches:
         for part in cache.parts:
-            rows = part.flatten(0, 1)
+            rows = as_bytes(part).flatten(0, 1)
             rows.index_copy_(0, places, rows.index_select(0, given))
 
 

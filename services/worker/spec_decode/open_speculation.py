@@ -42,10 +42,8 @@ def read_drafting(settings: WorkerSettings, config: DecoderConfig) -> Speculativ
 
 
 def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfig) -> None:
-    """Attention over trees is what kernels.cpu and the reference have, over keys and values of all tokens."""
+    """Which backends have attention over trees is theirs to say (attention/backends.py)."""
     most = max(max(path) for path in tree.paths)
-    if settings.device != "cpu":
-        raise _no_tree(f"device {settings.device} has no attention over trees; cpu has")
     if settings.num_ranks > 1:
         raise _no_tree(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
     if settings.batch_invariant:

@@ -14,6 +14,7 @@ from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.limits import Limits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_encoder, read_model_config
+from services.worker.spec_decode import config as speculative_config
 from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
 from shared.logs import logger
 from shared.models.model_identity import read_config
@@ -60,8 +61,14 @@ def missing(settings: WorkerSettings) -> Missing | None:
     if find_encoder(values) is not None:
         return None  # its few kernels are made when they are first called
     config = read_model_config(values, settings.model_impl)
-    wanted = limits.from_settings(settings, config.max_positions, block_size_for(settings, config))
+    block_size = block_size_for(settings, config, has_trees=_has_trees(settings, config))
+    wanted = limits.from_settings(settings, config.max_positions, block_size)
     return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
+
+
+def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
+    drafting = speculative_config.parse_for(config, settings.speculative_config)
+    return drafting is not None and drafting.tree is not None
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
@@ -105,6 +112,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         chunked_windows=config.chunked_windows,
         is_whole=shard.is_whole,
         packed=packed_shape(config.quantization, sizes),
+        has_trees=_has_trees(settings, config),
         num_adapters=max(len(settings.lora), settings.max_loras if settings.lora_folders else 0),
     )
 

@@ -46,10 +46,10 @@ LLAMA = {
 }
 
 
-def block_size(changes: dict[str, Any], **settings: Any) -> int:
+def block_size(changes: dict[str, Any], *, has_trees: bool = False, **settings: Any) -> int:
     given = WorkerSettings(model="somewhere", **{"device": "cuda", **settings})
     config = read_model_config({**LLAMA, **changes})
-    return limits.from_settings(given, 4096, backends.block_size_for(given, config)).block_size
+    return limits.from_settings(given, 4096, backends.block_size_for(given, config, has_trees=has_trees)).block_size
 
 
 def test_blocks_are_as_large_as_the_attention_that_was_asked_for_needs_them() -> None:
@@ -66,6 +66,7 @@ def test_blocks_are_a_tile_of_flash_attn_where_that_computes_prompts(
     found = [object()] if installed else []
     monkeypatch.setattr(backends.metadata, "distributions", lambda name: iter(found if name == "flash-attn-4" else []))
     assert block_size({}) == (128 if installed else 64)
+    assert block_size({}, has_trees=True) == 64
     assert block_size({}, block_size=32) == 32
     assert block_size({}, device="cpu") == 16
     refused: list[tuple[dict[str, Any], dict[str, Any]]] = [

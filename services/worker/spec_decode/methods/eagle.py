@@ -31,7 +31,7 @@ class Eagle:
         head_config = read_eagle(read_config(folder), self.model.config)
         config = head_config.decoder
         self.place = replace(target.place, checkpoint=config.quantization)
-        spec = attention_spec(config, limits.block_size, self.place)
+        spec = attention_spec(config, limits.block_size, self.place, has_trees=settings.tree is not None)
         backend = choose_attention(target.attention_backend, spec)
         self.head = EagleHead(head_config, backend, self.place, limits.max_model_len)
         self.heads = (self.head,)

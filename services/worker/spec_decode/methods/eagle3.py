@@ -32,7 +32,7 @@ class Eagle3:
         head_config = read_eagle3(read_config(folder), self.model.config)
         config = head_config.decoder
         self.place = replace(target.place, checkpoint=config.quantization)
-        spec = attention_spec(config, limits.block_size, self.place)
+        spec = attention_spec(config, limits.block_size, self.place, has_trees=settings.tree is not None)
         backend = choose_attention(target.attention_backend, spec)
         self._size = config.hidden_size
         names = target.loader.names(folder)

@@ -14,6 +14,7 @@ import torch
 from services.worker.attention import backends
 from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
+from shared.errors import InvalidArgument
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.paged import Case, Rows
 
@@ -27,7 +28,7 @@ class Fake:
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
-        self.records_decodes = self.records_chunks = name == "triton"
+        self.records_decodes = self.records_chunks = self.masks_trees = name == "triton"
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         return self._reason
@@ -85,6 +86,24 @@ def test_flash_attn_2_comes_first_where_it_was_made_for_the_gpu(refusing) -> Non
 def test_a_named_backend_serves_both(refusing) -> None:
     refusing()
     assert backends.choose_attention("flash_attn", SPEC).name == "flash_attn"
+
+
+def test_trees_of_drafts_have_those_backends_that_say_so(refusing) -> None:
+    refusing("cpu")
+    with_trees = replace(SPEC, has_trees=True)
+    chosen = backends.choose_attention("auto", with_trees)
+    assert chosen.name == "triton"
+    assert chosen.records_chunks
+    with pytest.raises(InvalidArgument, match="flash_attn cannot serve this model: has no attention over trees"):
+        backends.choose_attention("flash_attn", with_trees)
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_it_is_known_of_each_backend_whether_it_has_trees(name: str) -> None:
+    backend = backends._load(name)
+    refused = backends._reject_reason(backend, replace(SPEC, has_trees=True))
+    says_trees = "has no attention over trees of drafts"
+    assert (refused == says_trees) == (name in ("flash_attn", "flash_attn_2", "batch_invariant"))
 
 
 # ---------------------------------------------------------------- packages

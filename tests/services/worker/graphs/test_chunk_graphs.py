@@ -26,11 +26,12 @@ from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, 
 from tests.services.worker.models.test_logits import MAX_ERROR, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.spec_decode.methods import METHODS
+from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 
 Make = Callable[[str], Checkpoint]
+ALL = METHODS | TREES
 SHAPES = [ChunkShape(4, 3), ChunkShape(4, 5), ChunkShape(8, 3), ChunkShape(8, 9), ChunkShape(16, 9)]
 
 
@@ -53,10 +54,10 @@ class SlowToLaunch(Repeater):
 
 
 def use_chunk_graphs(
-    replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False
+    replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False, has_trees: bool = False
 ) -> Seen:
     """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
-    `features`: somebody may want them."""
+    `features`: somebody may want them; `has_trees`: drafts may be such."""
     runner, limits, seen = replica._runner, replica.limits, Seen()
     decoder = runner._whole_model
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
@@ -74,6 +75,7 @@ def use_chunk_graphs(
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=0,
+        has_trees=has_trees,
     )
     recorder = SlowToLaunch(seen, most_tokens) if most_tokens else Repeater()
     graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
@@ -204,13 +206,14 @@ def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None
     assert rigs[0].last_result.prompt_logprobs == rigs[1].last_result.prompt_logprobs
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALL)
 @torch.inference_mode()
 def test_drafts_are_verified_in_graphs(method: str) -> None:
     """Slots have several samples in a step, of which some are refused; some methods look at the model's features."""
-    replicas = [build(METHODS[method]), build(METHODS[method]), build()]
-    shapes = [ChunkShape(tokens, rows) for tokens in (16, 32) for rows in (9, 33)]
-    seen = use_chunk_graphs(replicas[0], shapes, features=method in ("eagle", "medusa"))
+    replicas = [build(ALL[method]), build(ALL[method]), build()]
+    shapes = [ChunkShape(tokens, rows) for tokens in (16, 32, 64) for rows in (9, 33, 65)]
+    features = method.startswith(("eagle", "medusa"))
+    seen = use_chunk_graphs(replicas[0], shapes, features=features, has_trees=method in TREES)
     pairs = [Pair(replica) for replica in replicas]
     texts = []
     for pair in pairs:

@@ -54,6 +54,9 @@ from shared.settings import WorkerSettings
 
 META = torch.device("meta")
 HOPPER = 90
+TREES = json.dumps(
+    {"method": "eagle", "model": "HEAD", "num_speculative_tokens": 2, "speculative_token_tree": "[(0,), (1,)]"}
+)
 NUM_BLOCKS = 1000
 
 Kernel = tuple[str, str]  # its name, and what it is compiled for
@@ -113,7 +116,9 @@ def record_all(settings: WorkerSettings) -> None:
     staging, room = NoCopies(), AdapterRoom(settings.max_loras, settings.max_lora_rank)
     adapters = Adapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
     place = Placement(ops, dtype, META, adapters=adapters)
-    backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
+    has_trees = bool(settings.speculative_config)
+    spec = replace(attention_spec(config, fitting.block_size, place, has_trees=has_trees), device="cuda")
+    backend = TritonAttention()
     assert backend.reject_reason(spec) is None
     model = find_model(read_config(Path(settings.model)))(config, backend, place, fitting.max_model_len)
     model.finish()
@@ -132,7 +137,9 @@ def record_all(settings: WorkerSettings) -> None:
     tile = backend.rows_per_prefix_tile(spec)
     choice = PlainChoice(UndividedVocabulary(model.config.vocab_size, place.ops), max(num_slots, *ROWS), META)
     step = adapters.step if adapters else None
-    recorded = RecordedModel(logits, choice, TritonEdges(), fitting.max_model_len, tile, adapters=step)
+    recorded = RecordedModel(
+        logits, choice, TritonEdges(), fitting.max_model_len, tile, adapters=step, has_trees=spec.has_trees
+    )
     watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)
     tools: Any = {"recorder": Once(), "staging": NoCopies()}
     for adapted in (False, True)[: 1 + bool(step)]:
@@ -145,7 +152,13 @@ def main(name: str, *options: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = shapes.prepare(name, Path(scratch)).folder
         folders = (scratch,) if "adapters" in options else ()
-        settings = WorkerSettings(model=str(folder), device="cuda", load_format="dummy", lora_folders=folders)
+        settings = WorkerSettings(
+            model=str(folder),
+            device="cuda",
+            load_format="dummy",
+            lora_folders=folders,
+            speculative_config=TREES if "trees" in options else "",
+        )
         seen = Seen()
         for job in jobs(model_shape(settings, *described(settings))):
             job()

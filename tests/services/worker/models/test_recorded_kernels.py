@@ -16,6 +16,7 @@ CALLED = {
     "qwen3-30b-a3b": ATTENTION | EXPERTS | {"_row_experts_down"},
     "deepseek-v2-lite": EXPERTS | {"_latent_attention", "_latent_store", "_combine"},
     "qwen3-0.6b": ATTENTION,
+    "qwen3-0.6b trees": ATTENTION,
     "llama3-8b": ATTENTION,
 }
 

@@ -222,8 +222,11 @@ def test_a_right_head_is_believed_and_a_wrong_one_changes_nothing(settings: dict
     assert rates[2] == 1
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"device": "cuda", "dtype": "bfloat16"}, marks=pytest.mark.gpu)], ids=str
+)
 def test_trees_of_a_head_that_knows_few_tokens_change_nothing_and_those_of_a_right_one_are_right(
-    tmp_path: Path,
+    settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """What a head does not have is no guess: trees are then smaller."""
     model, means = ring_model(tmp_path / "model"), []
@@ -231,7 +234,8 @@ def test_trees_of_a_head_that_knows_few_tokens_change_nothing_and_those_of_a_rig
         folder = folder_of(tmp_path / "head", HEAD | {"draft_vocab_size": vocab_size}, tensors)
         tree = str([(rank,) for rank in range(VOCAB - 10)] + [(0, 0), (1, 0)])
         config = {"method": "eagle3", "num_speculative_tokens": 50, "model": str(folder), "adaptive_length": False}
-        pair = Pair(build(config | {"speculative_token_tree": tree}, model, num_blocks=128, max_num_seqs=4))
+        config["speculative_token_tree"] = tree
+        pair = Pair(build(config, model, num_blocks=128, max_num_seqs=4, **settings))
         for first in range(4):
             pair.ask(list(range(first, first + 7 * first + 1)), 40, eos=())
         pair.run()

@@ -74,7 +74,6 @@ def test_what_is_no_tree_is_refused_by_name(changes: dict[str, Any], text: str) 
     [
         ("eagle_tree", {"batch_invariant": True}, "with batch_invariant drafts are chains"),
         ("eagle_tree", {"tensor_parallel_size": 2}, "num_ranks is 2"),
-        ("eagle_tree", {"device": "cuda"}, "device cuda has no attention over trees"),
         ("medusa_tree", {}, "a path of 5 tokens, and 4 heads guess one each"),
     ],
 )

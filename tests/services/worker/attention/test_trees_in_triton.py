@@ -1,0 +1,76 @@
+"""Trees of drafts through Triton's kernels: the same text, and as many drafts right, as without and as on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from services.worker.attention import backends
+from services.worker.attention.port import AttentionSpec
+from services.worker.attention.triton import TritonAttention
+from services.worker.graphs.chunk_graphs import ChunkShape
+from services.worker.replica import Replica
+from tests.interpreter import ON_GPU
+from tests.services.worker.graphs.test_chunk_graphs import use_chunk_graphs
+from tests.spec_decode.methods import TREES
+from tests.spec_decode.pair import Pair, build
+from tests.spec_decode.questions import questions
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="of the interpreter: tests/spec_decode/test_cuda_trees.py is for GPUs")
+
+
+class Interpreted(TritonAttention):
+    """On the CPU, kernel by kernel."""
+
+    records_decodes = records_chunks = False
+    num_masked = 0  # calls with a mask
+
+    def reject_reason(self, spec: AttentionSpec) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "find", lambda package: (package, None))
+            reason = super().reject_reason(replace(spec, device="cuda"))
+        chunk = self._chunk
+
+        def counted(*given: Any) -> Tensor:
+            Interpreted.num_masked += given[-1] is not None
+            return chunk(*given)
+
+        self._chunk = counted
+        return reason
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = backends._load
+    monkeypatch.setattr(backends, "_load", lambda name: Interpreted() if name == "triton" else load(name))
+    monkeypatch.setattr(Interpreted, "num_masked", 0)
+    monkeypatch.setattr("kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
+    torch.set_num_threads(1)
+
+
+def said_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int]]:
+    """And how many drafts there were, and how many right."""
+    pair = Pair(replica)
+    answers = [pair.ask(prompt, 12, eos=()) for prompt in sorted(questions(), key=len)[:2]]
+    pair.run()
+    counts = pair.core.speculation.counts
+    return [answer.tokens for answer in answers], (counts.drafts, counts.draft_tokens, counts.accepted_tokens)
+
+
+@pytest.mark.parametrize(("method", "in_graphs"), [*((name, False) for name in TREES), ("eagle_tree", True)])
+def test_the_same_text_and_the_same_drafts(method: str, in_graphs: bool) -> None:
+    replica = build(TREES[method], attention_backend="triton")
+    if in_graphs:
+        with torch.inference_mode():
+            use_chunk_graphs(replica, [ChunkShape(32, 9), ChunkShape(32, 33)], features=True, has_trees=True)
+        Interpreted.num_masked = 0
+    found, expected = said_by(replica), said_by(build(TREES[method]))
+    assert found == expected
+    assert found[0] == said_by(build())[0]
+    assert found[1][2] > 5
+    assert Interpreted.num_masked > 10

@@ -1,0 +1,164 @@
+"""On a GPU drafts may be trees, and change nothing about the text: kernel by kernel, in CUDA graphs, in any batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.worker.graphs.chunk_graphs import ChunkGraphs
+from services.worker.graphs.recorded_steps import ReadyStep
+from services.worker.replica import Replica
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
+from tests.services.scheduler.conftest import Optimist
+from tests.spec_decode.methods import TREES
+from tests.spec_decode.pair import Answer, Pair, build
+from tests.spec_decode.questions import questions
+
+pytestmark = pytest.mark.gpu
+
+WAYS: dict[str, dict[str, Any]] = {
+    "reference": {"attention_backend": "reference", "cuda_graphs": False},
+    "eager": {"cuda_graphs": False},
+    "graphs of decodes": {"cuda_graph_chunks": False},
+    "graphs": {},
+    "blocks of 16": {"block_size": 16},
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "seed": 7},
+    "filtered": {"temperature": 1.1, "seed": 5, "top_k": 20, "top_p": 0.9},
+    "penalties": {"temperature": 0.7, "seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+}
+RIGHT = 0.05  # by how much the share of right drafts may differ from the CPU's, whose last bits are others
+
+
+def ask_all(pair: Pair, max_tokens: int = 40, **sampling: Any) -> list[Answer]:
+    return [pair.ask(prompt, max_tokens, **sampling) for prompt in questions()]
+
+
+def texts(answers: list[Answer]) -> list[list[int]]:
+    return [answer.tokens for answer in answers]
+
+
+def said_by(replica: Replica, **sampling: Any) -> tuple[Pair, list[list[int]]]:
+    pair = Pair(replica)
+    answers = ask_all(pair, **sampling)
+    pair.run()
+    return pair, texts(answers)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Replica:
+    return build(device="cuda")
+
+
+@pytest.fixture(scope="module", params=TREES)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def drafting(method: str) -> Replica:
+    return build(TREES[method], device="cuda")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_text_in_every_way(plain: Replica, method: str, way: str) -> None:
+    replica = build(TREES[method], device="cuda", **WAYS[way])
+    for sampling in SAMPLING.values():
+        pair, found = said_by(replica, **sampling)
+        assert found == said_by(plain, **sampling)[1]
+        assert pair.core.speculation.counts.accepted_tokens > 20
+        assert pair.core.use.used == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_same_text_in_batches_of_any_size(plain: Replica, drafting: Replica, at_once: int) -> None:
+    found = []
+    for replica in (drafting, plain):
+        pair = Pair(replica)
+        for first in range(0, 6, at_once):
+            for prompt in questions()[first : first + at_once]:
+                pair.ask(prompt, 40)
+            pair.run()
+        found.append(texts(pair.answers))
+    assert found[0] == found[1]
+
+
+def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drafting._runner._chunk_graphs is not None
+    prepare, masked = ChunkGraphs.prepare, []
+
+    def noted(graphs: ChunkGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
+        masked.append(inputs.tree_mask is not None)
+        return prepare(graphs, inputs, new_blocks)
+
+    monkeypatch.setattr(ChunkGraphs, "prepare", noted)
+    said_by(drafting)
+    assert sum(masked) > 10
+
+
+def test_as_many_drafts_are_right_as_on_the_cpu(drafting: Replica, method: str) -> None:
+    """A wrong mask, position or move of KV would leave the text as it is where it only spoils drafts."""
+    counts = [said_by(replica)[0].core.speculation.counts for replica in (drafting, build(TREES[method]))]
+    rates = [found.accepted_tokens / found.drafts for found in counts]
+    assert rates[0] == pytest.approx(rates[1], rel=RIGHT)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Replica, in_flight: int) -> None:
+    pairs = [Pair(drafting, max_steps_in_flight=in_flight), Pair(plain)]
+    answers = [ask_all(pair, temperature=0.6, seed=11) for pair in pairs]
+    for pair in pairs:
+        pair.run()
+    assert texts(answers[0]) == texts(answers[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}], ids=["graphs", "eager"])
+def test_preempted_sequences_say_the_same(plain: Replica, method: str, settings: dict[str, Any]) -> None:
+    replica = build(TREES[method], device="cuda", block_size=16, **settings)
+    tight, roomy = Pair(replica, num_blocks=84), Pair(plain)
+    tight.core.state.forecast = Optimist()  # lets in more than can stay
+    answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
+    tight.run()
+    roomy.run()
+    assert tight.core.counts.preemptions > 0
+    assert texts(answers) == texts(expected)
+    assert tight.core.use.used == 0
+
+
+def test_a_prompt_and_answers_that_are_cached_are_gone_on_with(plain: Replica, drafting: Replica) -> None:
+    """What a path left in blocks that have a name is what single steps leave there."""
+    prompt, found = (questions()[0] * 20)[:257], []
+    for replica in (drafting, plain):
+        pair = Pair(replica)
+        first = pair.ask(prompt, 150, eos=())
+        pair.run()
+        again = pair.ask(prompt, 60, eos=())
+        after = pair.ask([*prompt, *first.tokens], 60, eos=())
+        pair.run()
+        assert pair.core.counts.cached_tokens > 2 * 256
+        assert again.tokens == first.tokens[:60]
+        found.append(texts([first, again, after]))
+    assert found[0] == found[1]
+
+
+def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, drafting: Replica) -> None:
+    _, expected = said_by(plain, temperature=0.7, seed=4)
+    pair = Pair(drafting)
+    answers = ask_all(pair, temperature=0.7, seed=4)
+    for number, replica in enumerate((plain, drafting)):
+        for _ in range(12 + number):
+            if pair.plan():
+                pair.result()
+        pair = Pair(replica).with_answers(answers, pair.core.evacuate())
+    pair.run()
+    assert texts(answers) == expected
+
+
+def test_keys_and_values_of_8_bits_move_as_well(method: str) -> None:
+    found = [said_by(build(config, device="cuda", kv_cache_dtype="fp8")) for config in (TREES[method], None)]
+    assert found[0][1] == found[1][1]
+    assert found[0][0].core.speculation.counts.accepted_tokens > 20
