@@ -185,7 +185,7 @@ def test_blocks_are_as_long_on_all_ranks_as_their_states_take(size: int, block_s
     """Two ranks halve a position's keys, of which there are two heads, and the states; more only these."""
     limits, settings = Limits(64, 512, 8192, 4096), WorkerSettings(model="x", tensor_parallel_size=size)
     lengths = {
-        state_blocks.fit(limits, qwen3_next(), torch.bfloat16, settings, None, shard=Shard(rank, size)).block_size
+        state_blocks.fit(limits, qwen3_next(), torch.bfloat16, settings, shard=Shard(rank, size)).block_size
         for rank in range(size)
     }
     assert lengths == {block_size}
