@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from services.scheduler.core.ending import Reason
 from services.worker.graphs.decode_graphs import DecodeGraphs
 from services.worker.graphs.recorded_steps import ReadyStep
 from services.worker.layers.recurrent.recurrence import Recurrence
@@ -16,7 +14,7 @@ from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
 from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, check_drafts, drafting
-from tests.kv_groups.test_states import check
+from tests.kv_groups.test_states import check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker import checkpoints
 
@@ -68,19 +66,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family
     run = drafting(made, [*prompts, prompt(30, 9)], 32, {**SIZES, **way})
     answers = [run.ask(tokens, max_tokens=32, eos=()) for tokens in prompts]
     gone = run.ask(prompt(30, 9), max_tokens=32, eos=())
-    for turn in range(40):
-        run.plan()
-        live = np.flatnonzero(run.core.running.live)
-        if turn % 3 == 2 and len(live):
-            run.core.preempt(int(live[turn % len(live)]))
-        if turn == 12:
-            run.core.cancel(4)
-        if run._results:
-            run.result()
-    run.run()
-    assert run.core.counts.preemptions > 3
-    assert gone.end is not None
-    assert gone.end.reason is Reason.CANCELLED
+    run_disturbed(run, gone, turns=40, every=3, cancelled_at=12)
     check(made, answers, 32)
     check_drafts(run)
 

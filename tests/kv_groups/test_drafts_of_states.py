@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.scheduler.core.ending import Reason
 from services.worker.building.build import build_replica
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
@@ -17,7 +16,7 @@ from shared.columns import I32
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 from tests.kv_groups.models import Make
-from tests.kv_groups.test_states import SIZES, check
+from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.spec_decode.pair import Pair
@@ -109,19 +108,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: st
     run = drafting(checkpoint, [*prompts, prompt(30, 9)], 24)
     answers = [run.ask(tokens, max_tokens=24, eos=()) for tokens in prompts]
     gone = run.ask(prompt(30, 9), max_tokens=24, eos=())
-    for turn in range(40):
-        run.plan()
-        live = np.flatnonzero(run.core.running.live)
-        if turn % 5 == 2 and len(live):
-            run.core.preempt(int(live[turn % len(live)]))
-        if turn == 12:
-            run.core.cancel(4)
-        if run._results:
-            run.result()
-    run.run()
-    assert run.core.counts.preemptions > 3
-    assert gone.end is not None
-    assert gone.end.reason is Reason.CANCELLED
+    run_disturbed(run, gone, turns=40, every=5, cancelled_at=12)
     check(checkpoint, answers, 24)
     check_drafts(run)
 

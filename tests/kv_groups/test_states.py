@@ -27,6 +27,23 @@ def check(checkpoint: Checkpoint, answers: list[Answer], count: int) -> None:
     assert [answer.tokens for answer in answers] == [confirmed(checkpoint, a.prompt, a.tokens) for a in answers]
 
 
+def run_disturbed(run: Pair, gone: Answer, *, turns: int, every: int, cancelled_at: int) -> None:
+    """To the end: some sequence is preempted time and again, and `gone`, the one of stream 4, cancelled."""
+    for turn in range(turns):
+        run.plan()
+        live = np.flatnonzero(run.core.running.live)
+        if turn % every == 2 and len(live):
+            run.core.preempt(int(live[turn % len(live)]))
+        if turn == cancelled_at:
+            run.core.cancel(4)
+        if run._results:
+            run.result()
+    run.run()
+    assert run.core.counts.preemptions > 3
+    assert gone.end is not None
+    assert gone.end.reason is Reason.CANCELLED
+
+
 @families
 def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, family: str) -> None:
     checkpoint = made(family)
@@ -69,19 +86,7 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: st
     run = pair(checkpoint, **SIZES)
     answers = [run.ask(prompt(20 + seed, seed), max_tokens=16, eos=()) for seed in range(4)]
     gone = run.ask(prompt(30, 9), max_tokens=16, eos=())
-    for turn in range(50):
-        run.plan()
-        live = np.flatnonzero(run.core.running.live)
-        if turn % 5 == 2 and len(live):
-            run.core.preempt(int(live[turn % len(live)]))
-        if turn == 20:
-            run.core.cancel(4)
-        if run._results:
-            run.result()
-    run.run()
-    assert run.core.counts.preemptions > 3
-    assert gone.end is not None
-    assert gone.end.reason is Reason.CANCELLED
+    run_disturbed(run, gone, turns=50, every=5, cancelled_at=20)
     check(checkpoint, answers, 16)
     assert run.core.use.used == 0
 

@@ -11,10 +11,10 @@ from services.worker.graphs.recorded_steps import ReadyStep
 from services.worker.replica import Replica
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
-from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import TREES
-from tests.spec_decode.pair import Answer, Pair, build
+from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
+from tests.spec_decode.test_same_text import ask_all, check_preempted, texts
 
 pytestmark = pytest.mark.gpu
 
@@ -32,14 +32,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.4},
 }
 RIGHT = 0.05  # by how much the share of right drafts may differ from the CPU's, whose last bits are others
-
-
-def ask_all(pair: Pair, max_tokens: int = 40, **sampling: Any) -> list[Answer]:
-    return [pair.ask(prompt, max_tokens, **sampling) for prompt in questions()]
-
-
-def texts(answers: list[Answer]) -> list[list[int]]:
-    return [answer.tokens for answer in answers]
 
 
 def said_by(replica: Replica, **sampling: Any) -> tuple[Pair, list[list[int]]]:
@@ -119,14 +111,7 @@ def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Repl
 @pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}], ids=["graphs", "eager"])
 def test_preempted_sequences_say_the_same(plain: Replica, method: str, settings: dict[str, Any]) -> None:
     replica = build(TREES[method], device="cuda", block_size=16, **settings)
-    tight, roomy = Pair(replica, num_blocks=84), Pair(plain)
-    tight.core.state.forecast = Optimist()  # lets in more than can stay
-    answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
-    tight.run()
-    roomy.run()
-    assert tight.core.counts.preemptions > 0
-    assert texts(answers) == texts(expected)
-    assert tight.core.use.used == 0
+    check_preempted(plain, replica)
 
 
 def test_a_prompt_and_answers_that_are_cached_are_gone_on_with(plain: Replica, drafting: Replica) -> None:

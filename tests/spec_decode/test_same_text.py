@@ -64,11 +64,7 @@ def _one_thread() -> None:
 
 
 def ask_all(pair: Pair, max_tokens: int = 40, **sampling: Any) -> list[Answer]:
-    return [pair.ask(prompt, sampling.get("max_tokens", max_tokens), **_without(sampling)) for prompt in questions()]
-
-
-def _without(sampling: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sampling.items() if name != "max_tokens"}
+    return [pair.ask(prompt, max_tokens, **sampling) for prompt in questions()]
 
 
 def texts(answers: list[Answer]) -> list[list[int]]:
@@ -130,7 +126,8 @@ def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: R
             assert values == pytest.approx(their_values, abs=2e-3)
 
 
-def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> None:
+def check_preempted(plain: Replica, drafting: Replica) -> None:
+    """Sequences that lose their blocks say what they say where there are enough."""
     tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
     tight.core.state.forecast = Optimist()  # lets in more than can stay
     answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
@@ -139,6 +136,10 @@ def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> 
     assert tight.core.counts.preemptions > 0
     assert texts(answers) == texts(expected)
     assert tight.core.use.used == 0
+
+
+def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> None:
+    check_preempted(plain, drafting)
 
 
 def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, drafting: Replica) -> None:
