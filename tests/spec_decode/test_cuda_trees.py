@@ -9,6 +9,7 @@ import pytest
 from services.worker.graphs.chunk_graphs import ChunkGraphs
 from services.worker.graphs.recorded_steps import ReadyStep
 from services.worker.replica import Replica
+from services.worker.runner.pipeline import StageLaunch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from tests.spec_decode.methods import TREES
@@ -80,16 +81,25 @@ def test_the_same_text_in_batches_of_any_size(plain: Replica, drafting: Replica,
 
 
 def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them."""
     assert drafting._runner._chunk_graphs is not None
-    prepare, masked = ChunkGraphs.prepare, []
+    prepare, launch = ChunkGraphs.prepare, drafting._runner.launch
+    recorded: list[int] = []
+    launched: list[int] = []
 
     def noted(graphs: ChunkGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        masked.append(inputs.tree_mask is not None)
+        recorded.extend([inputs.number] if inputs.tree_mask is not None else [])
         return prepare(graphs, inputs, new_blocks)
 
+    def watched(inputs: StepInputs, new_blocks: NewBlocks) -> StageLaunch:
+        launched.extend([inputs.number] if inputs.tree_mask is not None else [])
+        return launch(inputs, new_blocks)
+
     monkeypatch.setattr(ChunkGraphs, "prepare", noted)
+    monkeypatch.setattr(drafting._runner, "launch", watched)
     said_by(drafting)
-    assert sum(masked) > 10
+    assert recorded == launched
+    assert len(launched) > 5
 
 
 def test_as_many_drafts_are_right_as_on_the_cpu(drafting: Replica, method: str) -> None:

@@ -20,6 +20,23 @@ def rehearsed(method: str) -> Replica:
     return replica
 
 
+def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many each sequence had, by step of the rehearsal."""
+    counts: list[list[int]] = []
+    launch = replica._runner.launch
+
+    def watched(inputs: object, new_blocks: object) -> object:
+        drafts = inputs.drafts  # type: ignore[attr-defined]
+        counts.append([] if drafts is None else drafts.counts.tolist())
+        return launch(inputs, new_blocks)  # type: ignore[arg-type]
+
+    assert replica._speculation is not None
+    with monkeypatch.context() as patch, torch.inference_mode():
+        patch.setattr(replica._runner, "launch", watched)
+        rehearsal.rehearse(replica, replica._speculation)
+    return counts
+
+
 def said(replica: Replica) -> tuple[list[list[int]], int]:
     """And how many drafts were right."""
     pair = Pair(replica)
@@ -38,19 +55,7 @@ def test_it_leaves_no_trace(method: str) -> None:
 
 
 def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[list[int]] = []
-    replica = build(METHODS["ngram"])
-    launch = replica._runner.launch
-
-    def watched(inputs: object, new_blocks: object) -> object:
-        drafts = inputs.drafts  # type: ignore[attr-defined]
-        counts.append([] if drafts is None else drafts.counts.tolist())
-        return launch(inputs, new_blocks)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(replica._runner, "launch", watched)
-    assert replica._speculation is not None
-    with torch.inference_mode():
-        rehearsal.rehearse(replica, replica._speculation)
+    counts = drafts_of_steps(build(METHODS["ngram"]), monkeypatch)
     assert [len(each) for each in counts[2::3]] == list(rehearsal.SIZES)
 
 

@@ -44,15 +44,20 @@ def rehearse(replica: Replica, speculation: Speculation) -> None:
 
 
 def _fits(limits: Limits, size: int, longest: int) -> bool:
-    blocks = size * -(-longest // limits.block_size)
+    blocks = size * _blocks_of(limits, longest)
     room = blocks < limits.num_blocks and longest <= limits.max_model_len
     return room and size <= limits.max_num_seqs and size * longest <= limits.max_num_batched_tokens
 
 
+def _blocks_of(limits: Limits, num_tokens: int) -> int:
+    """Of one sequence, in all KV groups."""
+    return -(-num_tokens // limits.block_size) * limits.num_groups
+
+
 def _run(replica: Replica, speculation: Speculation, size: int, longest: int) -> None:
-    """A prompt each; drafts as they are found; one draft each, found or not."""
+    """A prompt each; drafts as they are found; one draft each that may have one, found or not."""
     slots = np.arange(size)
-    owners = np.repeat(slots, -(-longest // replica.limits.block_size))
+    owners = np.repeat(slots, _blocks_of(replica.limits, longest))
     first = pb.StepPlan(
         step_id=1,
         admitted=[_admission(slot, SAMPLINGS[(slot + size) % len(SAMPLINGS)]) for slot in range(size)],
@@ -64,7 +69,8 @@ def _run(replica: Replica, speculation: Speculation, size: int, longest: int) ->
     )
     _step(replica, first)
     _step(replica, pb.StepPlan(step_id=2))
-    ones = np.ones(size, dtype=np.int32)
+    slots = slots[speculation.table.most_drafts(slots) > 0]
+    ones = np.ones(len(slots), dtype=np.int32)
     speculation.draft_next(Drafts(slots, ones, ones))
     _step(replica, pb.StepPlan(step_id=3))
 

@@ -235,7 +235,7 @@ def _norms_by_group() -> bool:
     return "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated.__init__).parameters
 
 
-def make(family: str, folder: Path, *, classifies: bool = False, **overrides: Any) -> Checkpoint:
+def make(family: str, folder: Path, *, classifies: bool = False, seed: int = 7, **overrides: Any) -> Checkpoint:
     """Random weights large enough that every part of the model moves the logits. `classifies`: whole sequences."""
     prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
@@ -249,7 +249,7 @@ def make(family: str, folder: Path, *, classifies: bool = False, **overrides: An
             config, "swiglu_limit"
         ):  # which transformers 5.17 takes for 7 whatever it is
             part.limit = config.swiglu_limit
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         scale = 0.3 if parameter.dim() == 1 else 1.2 * parameter.size(-1) ** -0.5
         offset = 1.0 if parameter.dim() == 1 else 0.0
