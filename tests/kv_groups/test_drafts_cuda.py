@@ -13,9 +13,9 @@ from services.worker.layers.recurrent.recurrence import Recurrence
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
-from tests.kv_groups.test_drafts_of_states import DRAFTED, check_drafts, drafting
+from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, check_drafts, drafting, know
 from tests.kv_groups.test_states import check, run_disturbed
-from tests.kv_groups.test_windows import prompt
+from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker import checkpoints
 
 pytestmark = pytest.mark.gpu
@@ -105,8 +105,12 @@ def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
     begin = Recurrence.__init__
     monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), layers.append(self))[0])
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)
-    run = drafting(made, [question], 40, {**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.1})
-    layers = layers[len(layers) // 2 :]  # behind those of the worker that has no drafts
+    plain = pair(made, **SIZES)
+    answer = plain.ask(question, max_tokens=40, eos=())
+    plain.run()
+    layers.clear()
+    run = pair(made, THREE, **{**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.3})
+    know(run, [answer])
     taken = [part for layer in layers for part in layer._kept]
     assert layers
     assert {len(part) for part in taken} == {(run.replica.limits.max_num_seqs + 1) * 3}

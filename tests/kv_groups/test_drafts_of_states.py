@@ -19,7 +19,7 @@ from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.spec_decode.pair import Pair
+from tests.spec_decode.pair import Answer, Pair
 
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
 DRAFTED = ("qwen3-next", "granite-hybrid", "falcon-h1")
@@ -57,10 +57,15 @@ def drafting(
     answers = [plain.ask(tokens, max_tokens=max_tokens, eos=()) for tokens in prompts]
     plain.run()
     run = pair(checkpoint, THREE, core, **sizes)
+    know(run, answers)
+    return run
+
+
+def know(run: Pair, answers: list[Answer]) -> None:
+    """Its worker has mostly right drafts for these from now on."""
     assert run.replica._speculation is not None
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica._speculation._proposer = Knowing(texts, sizes["block_size"])
-    return run
+    run.replica._speculation._proposer = Knowing(texts, run.replica.limits.block_size)
 
 
 def check_drafts(run: Pair) -> None:
