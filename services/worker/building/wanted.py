@@ -14,7 +14,7 @@ from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.ranks import staged
 from services.worker.ranks.seat import Seat
-from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.config import SpeculativeConfig, tree_of
 from services.worker.spec_decode.open_speculation import read_drafting
 from shared.settings import WorkerSettings
 
@@ -28,7 +28,7 @@ class Wanted:
 
     @property
     def drafts_trees(self) -> bool:
-        return self.drafting is not None and self.drafting.tree is not None
+        return tree_of(self.drafting) is not None
 
 
 def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) -> Wanted:
@@ -36,8 +36,7 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     drafting = read_drafting(settings, config)
-    has_trees = drafting is not None and drafting.tree is not None
-    block_size = block_size_for(settings, config, has_trees=has_trees)
+    block_size = block_size_for(settings, config, has_trees=tree_of(drafting) is not None)
     asked = limits.from_settings(settings, config.max_positions, block_size)
     asked = replace(
         asked,

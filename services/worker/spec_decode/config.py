@@ -127,6 +127,11 @@ def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
     return config
 
 
+def tree_of(drafting: SpeculativeConfig | None) -> TokenTree | None:
+    """None: drafts are chains, or nobody drafts."""
+    return None if drafting is None else drafting.tree
+
+
 def method_of(values: dict[str, Any]) -> str:
     """Who drafts with the checkpoint whose config.json this is. Raises InvalidArgument where it does not say."""
     names = values.get("architectures")

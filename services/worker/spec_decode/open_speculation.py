@@ -36,8 +36,9 @@ def read_drafting(settings: WorkerSettings, config: DecoderConfig) -> Speculativ
             f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
         )
         raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
-    if drafting is not None and drafting.tree is not None:
-        _check_trees(drafting.tree, settings, config)
+    tree = speculative_config.tree_of(drafting)
+    if tree is not None:
+        _check_trees(tree, settings, config)
     return drafting
 
 
@@ -69,7 +70,7 @@ def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limi
             "state only; ngram, suffix, medusa and grammar need none",
             field="speculative_config",
         )
-    if drafting is not None and drafting.tree is not None and wanted.layout.windows:
+    if speculative_config.tree_of(drafting) is not None and wanted.layout.windows:
         raise _no_tree("where layers keep a window drafts are chains")
     return drafter
 

@@ -68,7 +68,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
 
 def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
     drafting = speculative_config.parse_for(config, settings.speculative_config)
-    return drafting is not None and drafting.tree is not None
+    return speculative_config.tree_of(drafting) is not None
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
