@@ -9,11 +9,18 @@ import pytest
 
 from services.worker.graphs.decode_graphs import DecodeGraphs
 from services.worker.graphs.recorded_steps import ReadyStep
-from services.worker.layers.recurrent.recurrence import Recurrence
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
-from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, check_drafts, drafting, know
+from tests.kv_groups.test_drafts_of_states import (
+    DRAFTED,
+    THREE,
+    check_conversations,
+    check_drafts,
+    drafting,
+    know,
+    recurrences,
+)
 from tests.kv_groups.test_states import check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker import checkpoints
@@ -43,20 +50,7 @@ def test_drafts_change_no_text(tmp_path: Path, family: str, way: dict[str, Any],
 def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(
     tmp_path: Path, family: str, way: dict[str, Any]
 ) -> None:
-    """Behind answers of any length, so that they end anywhere in a block."""
-    made, lengths = checkpoints.make(family, tmp_path), range(20, 36, 3)
-    run = drafting(made, [prompt(21, length) for length in lengths], 36, {**SIZES, **way})
-    for length in lengths:
-        first = prompt(21, length)
-        said = run.ask(first, max_tokens=length, eos=())
-        run.run()
-        again = run.ask(first + said.tokens + prompt(2, length), max_tokens=8, eos=())
-        before = run.core.counts.cached_tokens
-        run.run()
-        check(made, [said], length)
-        check(made, [again], 8)
-        assert run.core.counts.cached_tokens - before >= (len(first) + length - 1) // 16 * 16 - 16
-    check_drafts(run)
+    check_conversations(checkpoints.make(family, tmp_path), range(20, 36, 3), 8, {**SIZES, **way})
 
 
 @ways
@@ -101,9 +95,7 @@ def test_what_is_kept_of_drafts_is_measured_with_the_largest_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is there when blocks are counted; the first drafts take none."""
-    layers: list[Recurrence] = []
-    begin = Recurrence.__init__
-    monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), layers.append(self))[0])
+    layers = recurrences(monkeypatch)
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)
     plain = pair(made, **SIZES)
     answer = plain.ask(question, max_tokens=40, eos=())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from services.worker.building.build import build_replica
+from services.worker.layers.recurrent.recurrence import Recurrence
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
@@ -75,6 +76,36 @@ def check_drafts(run: Pair) -> None:
     assert run.core.use.used == 0
 
 
+def check_conversations(
+    checkpoint: Checkpoint, lengths: range, num_more: int, sizes: Mapping[str, Any] = SIZES
+) -> None:
+    """Behind answers of these lengths, so that they end anywhere in a block, with drafts or without."""
+    block_size = sizes["block_size"]
+    run = drafting(checkpoint, [prompt(21, length) for length in lengths], lengths[-1] + 1, sizes)
+    for length in lengths:
+        first = prompt(21, length)
+        said = run.ask(first, max_tokens=length, eos=())
+        run.run()
+        again = run.ask(first + said.tokens + prompt(2, length), max_tokens=num_more, eos=())
+        before = run.core.counts.cached_tokens
+        run.run()
+        check(checkpoint, [said], length)
+        check(checkpoint, [again], num_more)
+        most = (len(first) + length - 1) // block_size * block_size
+        assert run.core.counts.cached_tokens - before >= most - block_size, (
+            "all blocks but one that was surely full too late"
+        )
+    check_drafts(run)
+
+
+def recurrences(monkeypatch: pytest.MonkeyPatch) -> list[Recurrence]:
+    """Of the layers that are made from now on."""
+    found: list[Recurrence] = []
+    begin = Recurrence.__init__
+    monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), found.append(self))[0])
+    return found
+
+
 @families
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_text_is_that_of_transformers(made: Make, family: str, in_flight: int) -> None:
@@ -89,21 +120,7 @@ def test_text_is_that_of_transformers(made: Make, family: str, in_flight: int) -
 
 @families
 def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(made: Make, family: str) -> None:
-    """Behind answers of any length, so that they end anywhere in a block, with drafts or without."""
-    checkpoint, lengths = made(family), range(12, 20)
-    run = drafting(checkpoint, [prompt(21, length) for length in lengths], 20)
-    for length in lengths:
-        first = prompt(21, length)
-        said = run.ask(first, max_tokens=length, eos=())
-        run.run()
-        again = run.ask(first + said.tokens + prompt(2, length), max_tokens=2, eos=())
-        before = run.core.counts.cached_tokens
-        run.run()
-        check(checkpoint, [said], length)
-        check(checkpoint, [again], 2)
-        found = run.core.counts.cached_tokens - before
-        assert found >= (len(first) + length - 1) // 8 * 8 - 8, "all blocks but one that was surely full too late"
-    check_drafts(run)
+    check_conversations(made(family), range(12, 20), 2)
 
 
 @families

@@ -70,8 +70,9 @@ def _run(replica: Replica, speculation: Speculation, size: int, longest: int) ->
     _step(replica, first)
     _step(replica, pb.StepPlan(step_id=2))
     slots = slots[speculation.table.most_drafts(slots) > 0]
-    ones = np.ones(len(slots), dtype=np.int32)
-    speculation.draft_next(Drafts(slots, ones, ones))
+    if len(slots):
+        ones = np.ones(len(slots), dtype=np.int32)
+        speculation.draft_next(Drafts(slots, ones, ones))
     _step(replica, pb.StepPlan(step_id=3))
 
 

@@ -17,14 +17,13 @@ from services.worker.graphs.decode_graphs import DecodeGraphs
 from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import PlainEdges
-from services.worker.layers.recurrent.recurrence import Recurrence
 from services.worker.replica import Replica
 from services.worker.runner.profiling import run_largest_steps
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
 from tests.interpreter import ON_GPU
-from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, Knowing, check_drafts
+from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, Knowing, check_drafts, recurrences
 from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import SMALL, prompt
 from tests.services.worker.checkpoints import Checkpoint
@@ -142,9 +141,7 @@ def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that run before the KV memory is measured: later steps take none."""
-    layers: list[Recurrence] = []
-    begin = Recurrence.__init__
-    monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), layers.append(self))[0])
+    layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")
     run = knowing(made, [prompt(9, 1)], 20)
     layers = layers[len(layers) // 2 :]  # of the worker that drafts
