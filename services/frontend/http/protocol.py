@@ -46,6 +46,7 @@ TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE)
 TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
 LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
+LINGER_S = 1.0  # that a peer has to hear the last words and to close
 
 
 class Guarded(HttpToolsProtocol):
@@ -58,6 +59,7 @@ class Guarded(HttpToolsProtocol):
     cycle: RequestResponseCycle | None
     timeout_keep_alive_task: asyncio.TimerHandle | None
     _is_kept = False
+    _is_over = False  # what still comes is dropped
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
@@ -81,7 +83,7 @@ class Guarded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_kept or self.transport.is_closing():
+        if not self._is_kept or self._is_over or self.transport.is_closing():
             return
         if self._in_headers:
             self._header_bytes += len(data)
@@ -143,7 +145,20 @@ class Guarded(HttpToolsProtocol):
 
     def _give_up(self, reason: str, answer: bytes) -> None:
         self.connections_kept.closed(reason)
-        self._turn_away(answer)
+        if answer and self.transport.can_write_eof():
+            self._say_last(answer)
+        else:
+            self._turn_away(answer)
+
+    def _say_last(self, answer: bytes) -> None:
+        """Not closed at once: with something of the peer's unread that would be a reset, which takes the answer away."""
+        self._is_over = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(answer)
+        self.transport.write_eof()
+        self._reading.set(LINGER_S, self.transport.close)
 
     def _turn_away(self, answer: bytes) -> None:
         self._reading.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -94,6 +95,16 @@ async def test_a_drop_of_body_at_a_time_does_not_buy_time(folder: Path) -> None:
         dripping = asyncio.create_task(drip())
         assert (await peer.said())[9:12] == b"408"
         dripping.cancel()
+
+
+async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> None:
+    limits = {**QUICK, "header_bytes": 10_000_000}
+    async with running(folder, until_health=(503,), connections=limits) as frontend, Peer(frontend) as peer:
+        peer.writer.write(HEAD)
+        await asyncio.sleep(0.1)
+        peer.writer.write(b"a: b\r\n" * 100_000)  # more than is read in one turn of the loop
+        time.sleep(QUICK["header_s"])  # noqa: ASYNC251 - which does not turn, so that time is up with some of it unread
+        assert (await peer.said())[9:12] == b"408"
 
 
 async def test_endless_headers_are_cut_off(folder: Path) -> None:
