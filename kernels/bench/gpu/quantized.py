@@ -85,7 +85,7 @@ def packed_rows() -> Iterator[Row]:
         packed = pack(integers(out_features, in_features, 4, 128))
         copies = [packed, *(_copy(packed) for _ in range(copies_beyond_cache(packed.codes.nbytes, most=8) - 1))]
         wide = [widened(packed, torch.bfloat16) for _ in range(2)]
-        for tokens in (65, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192):
+        for tokens in (65, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192):
             x = torch.randn(tokens, in_features, dtype=torch.bfloat16, device="cuda")
             ways: dict[str, Callable[[PackedWeight], object]] = {
                 "warp groups": lambda w, x=x: packed_warp_groups(x, w),

@@ -8,15 +8,10 @@ import torch
 from triton.runtime import driver
 
 from kernels.triton.precompile.precompile import ModelShape, PackedShape
+from kernels.triton.quantization import warp_groups
 from kernels.triton.quantization.packed_linear import MOST_ROWS, MOST_TILED_ROWS, ROWS, packed_linear, widened
 from kernels.triton.quantization.packed_weight import PackedWeight, span_of
-from kernels.triton.quantization.warp_groups import (
-    HOPPER,
-    WarpGroupsTile,
-    kernel_of_warp_groups,
-    tiles_of,
-    warp_groups_take,
-)
+from kernels.triton.quantization.warp_groups import WarpGroupsCut, kernel_of_warp_groups, warp_groups_take
 from kernels.triton.single_row.row_linear import Norm, row_linear
 
 
@@ -41,9 +36,9 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
     def multiply(rows: int, in_features: int, out_features: int) -> None:
         packed_linear(of(rows, in_features), weight(in_features, out_features))
 
-    def multiply_in_groups(tile: WarpGroupsTile, in_features: int, out_features: int) -> None:
+    def multiply_in_groups(rows: int, in_features: int, out_features: int) -> None:
         if (kernel := kernel_of_warp_groups()) is not None:
-            kernel(of(tile.rows, in_features), weight(in_features, out_features), tile)
+            kernel(of(rows, in_features), weight(in_features, out_features), WarpGroupsCut(rows, 1, whole=0))
 
     def multiply_row(in_features: int, out_features: int, *, gated: bool, added: bool) -> None:
         row_linear(
@@ -59,8 +54,8 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
     feed_forward = ((model.hidden_size, 2 * features, True, False), (features, model.hidden_size, False, True))
     for in_features, out_features, gated, leaves in attention if model.experts else feed_forward + attention:
         sizes, added = (in_features, out_features), leaves and model.is_whole
-        for tile in tiles_for_the_gpu(weight(*sizes)):
-            yield lambda t=tile, s=sizes: multiply_in_groups(t, *s)
+        for rows in tile_rows_for_the_gpu(weight(*sizes)):
+            yield lambda r=rows, s=sizes: multiply_in_groups(r, *s)
         if model.single_row:
             yield lambda s=sizes, g=gated, a=added: multiply_row(*s, gated=g, added=a)
         for rows in sorted({*ROWS, MOST_ROWS, MOST_TILED_ROWS}, reverse=True):
@@ -68,10 +63,8 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
         yield lambda s=sizes: widened(weight(*s), dtype)
 
 
-def tiles_for_the_gpu(weight: PackedWeight) -> list[WarpGroupsTile]:
-    """Those of the GPU to compile for."""
-    gpu, (major, minor) = driver.active, HOPPER
-    if gpu.get_current_target().arch != 10 * major + minor or not warp_groups_take(weight):
-        return []
-    found = gpu.utils.get_device_properties(gpu.get_current_device())
-    return tiles_of(weight.in_features, weight.codes.size(0), found["multiprocessor_count"])
+def tile_rows_for_the_gpu(weight: PackedWeight) -> tuple[int, ...]:
+    """Of groups of warps, for the GPU to compile for."""
+    major, minor = warp_groups.HOPPER
+    is_for_it = driver.active.get_current_target().arch == 10 * major + minor
+    return warp_groups.ROWS if is_for_it and warp_groups_take(weight) else ()

@@ -21,7 +21,6 @@ from kernels.routing import Gate, Routing
 SOURCES = Path(__file__).parent.parent
 MOST_PROCESSES = 12
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 @dataclass(frozen=True)
@@ -114,30 +113,18 @@ def missing(shape: ModelShape, num_cores: int) -> Missing | None:
 
 
 def device_capability() -> int | None:
-    found = _attributes(MAJOR, MINOR)
-    return None if found is None else 10 * found[0] + found[1]
-
-
-def device_multiprocessors() -> int | None:
-    found = _attributes(MULTIPROCESSORS)
-    return None if found is None else found[0]
-
-
-def _attributes(*wanted: int) -> list[int] | None:
     """Asked of the driver alone, because torch would take memory on the GPU for it."""
     cuda = driver_library()
     if cuda is None:
         return None
-    device, values = ctypes.c_int(), [ctypes.c_int() for _ in wanted]
+    device, major, minor = (ctypes.c_int() for _ in range(3))
     failed = (
         cuda.cuInit(0)
         or cuda.cuDeviceGet(ctypes.byref(device), 0)
-        or any(
-            cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-            for value, attribute in zip(values, wanted, strict=True)
-        )
+        or cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
     )
-    return None if failed else [value.value for value in values]
+    return None if failed else 10 * major.value + minor.value
 
 
 def driver_library() -> ctypes.CDLL | None:

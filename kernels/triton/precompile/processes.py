@@ -19,24 +19,16 @@ from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
 
 from kernels.triton.precompile.jobs import jobs
-from kernels.triton.precompile.precompile import Missing, device_multiprocessors, driver_library
+from kernels.triton.precompile.precompile import Missing, driver_library
 
 Job = Callable[[], object]
-MULTIPROCESSORS = 132  # an H100's, where no GPU says how many
 
 
 class AbsentGpu:
     """Stands for Triton's driver: says what to compile for, and launches nothing."""
 
-    def __init__(self, capability: int, multiprocessors: int = MULTIPROCESSORS) -> None:
-        self._capability, self._multiprocessors = capability, multiprocessors
-
-    @property
-    def utils(self) -> AbsentGpu:
-        return self
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"multiprocessor_count": self._multiprocessors}
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._capability, 32)
@@ -51,7 +43,7 @@ class AbsentGpu:
 def compile_all(missing: Missing) -> bool:
     """Whether all went well. The calling process is good for nothing else afterwards."""
     cache.triton_key()  # not once in every process: all of Triton is read
-    driver.set_active(AbsentGpu(missing.capability, device_multiprocessors() or MULTIPROCESSORS))
+    driver.set_active(AbsentGpu(missing.capability))
     run, links = JITFunction.run, driver_library() is not None
     builds_launchers = links and hasattr(nvidia, "make_launcher")
 

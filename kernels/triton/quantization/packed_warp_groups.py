@@ -7,7 +7,6 @@ step is being multiplied, its other half is widened into other registers: the ma
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,16 +20,21 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.triton.quantization import warp_groups
 from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
-from kernels.triton.quantization.split_sums import add_splits
-from kernels.triton.quantization.warp_groups import WarpGroupsTile
+from kernels.triton.quantization.warp_groups import WarpGroupsCut
 
 # Triton before 3.7 has other names for these.
 _copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 GROUP_COLUMNS = gl.constexpr(64)  # of a weight's rows, a group's
 COLUMNS = gl.constexpr(warp_groups.COLUMNS)
 SPAN = gl.constexpr(warp_groups.SPAN)
-CODE_SLOTS = 3
+CODE_SLOTS = 4
+SLOT_ROWS = 4 * 256
+BOX, FEW = gl.constexpr(128), gl.constexpr(32)  # tokens that are fetched at once
+BAND = gl.constexpr(warp_groups.BAND)
+# That a part is there, and that it was taken. New memory holds the first by chance once in 2**64 times.
+IS_THERE, IS_TAKEN = gl.constexpr(0x5A1D7C3E92B4F086), gl.constexpr(-0x5A1D7C3E92B4F086)
 WIDTH = gl.constexpr(64)  # bytes of a span, and columns of either half of it
 # Lower or upper halves of two bytes, less a zero, times a scale.
 LOW_BFLOAT16 = gl.constexpr("""{
@@ -79,14 +83,6 @@ def _widened(codes, zero, scale, HIGH: gl.constexpr, WEIGHT: gl.constexpr, DTYPE
 
 
 @gluon.jit
-def _codes_of(code_ring, codes_full, codes_empty, slot, phase, PART: gl.constexpr, LAYOUT: gl.constexpr, wanted=True):
-    mbarrier.wait(codes_full.index(slot), phase, pred=wanted)
-    codes = code_ring.index(slot).slice(PART * GROUP_COLUMNS, GROUP_COLUMNS).load(LAYOUT)
-    mbarrier.arrive(codes_empty.index(slot), count=1, pred=wanted)
-    return codes
-
-
-@gluon.jit
 def _scales(
     scales_ptr, zeros_ptr, step, column,
     OUT: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OFFSET: gl.constexpr, DTYPE: gl.constexpr,
@@ -108,27 +104,68 @@ def _next(slot, phase, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def _place(unit, row_tiles, IN: gl.constexpr, OUT: gl.constexpr, EACH: gl.constexpr):
-    """(first token's tile, first column, split, first step, the step after the last) of a unit of work"""
+def _edge(program, shared, ROUNDS: gl.constexpr):
+    """The first round of a program's part of the shared tiles, whose rounds are counted from the first tile's first."""
+    return program * (shared * ROUNDS) // gl.num_programs(0)
+
+
+@gluon.jit
+def _whole_ones(whole):
+    """How many of the tiles that no other program has a part of are this one's."""
+    return (whole - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+
+
+@gluon.jit
+def _number_of_parts(whole, shared, ROUNDS: gl.constexpr):
+    first = _edge(gl.program_id(0), shared, ROUNDS)
+    last = _edge(gl.program_id(0) + 1, shared, ROUNDS)
+    return _whole_ones(whole) + gl.where(first < last, (last - 1) // ROUNDS - first // ROUNDS + 1, 0)
+
+
+@gluon.jit
+def _part(index, whole, shared, ROUNDS: gl.constexpr):
+    """(tile, first round, the round after the last) of one of a program's parts
+
+    Of shared tiles the last comes first: what others wait for is there before they do.
+    """
+    first = _edge(gl.program_id(0), shared, ROUNDS)
+    last = _edge(gl.program_id(0) + 1, shared, ROUNDS)
+    own = _whole_ones(whole)
+    tile = gl.where(first < last, (last - 1) // ROUNDS, 0) - (index - own)
+    begin, end = gl.maximum(first - tile * ROUNDS, 0), gl.minimum(last - tile * ROUNDS, ROUNDS)
+    if index < own:
+        tile, begin, end = gl.program_id(0) + index * gl.num_programs(0), 0, ROUNDS
+    else:
+        tile += whole
+    return tile, begin, end
+
+
+@gluon.jit
+def _place(tile, row_tiles, OUT: gl.constexpr, ROWS: gl.constexpr):
+    """(first token, first column) of a tile"""
     COLUMN_TILES: gl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
-    STEPS: gl.constexpr = IN // SPAN
-    split = unit // (row_tiles * COLUMN_TILES)
-    column = unit // row_tiles % COLUMN_TILES * COLUMNS
-    return unit % row_tiles, column, split, split * EACH, gl.minimum(split * EACH + EACH, STEPS)
+    band = tile // (BAND * COLUMN_TILES) * BAND
+    inside = tile % (BAND * COLUMN_TILES)
+    rows = gl.minimum(row_tiles - band, BAND)
+    return (band + inside % rows) * ROWS, inside // rows * COLUMNS
 
 
 @gluon.jit
 def _fetch(
-    x_tiles, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens,
-    IN: gl.constexpr, OUT: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr, ROWS: gl.constexpr,
-    SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr,
+    x_tiles, x_few, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens, whole,
+    IN: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
+    SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
+    ROUNDS: gl.constexpr = IN // SPAN // UNROLL
     row_tiles = (tokens + ROWS - 1) // ROWS
-    units = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) * SPLITS
+    shared = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) - whole
     slot, phase, code_slot, code_phase = 0, 1, 0, 1
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row_tile, column, _, begin, end = _place(unit, row_tiles, IN, OUT, EACH)
-        for step in range(begin, end):
+    for index in range(_number_of_parts(whole, shared, ROUNDS)):
+        tile, begin, end = _part(index, whole, shared, ROUNDS)
+        row, column = _place(tile, row_tiles, OUT, ROWS)
+        # Not all of a tile: the copy engine fills up what lies behind the last token, which takes its time.
+        rows = gl.minimum((tokens - row + FEW - 1) // FEW * FEW, ROWS)
+        for step in range(begin * UNROLL, end * UNROLL):
             mbarrier.wait(codes_empty.index(code_slot), code_phase)
             full = codes_full.index(code_slot)
             mbarrier.expect(full, COLUMNS * WIDTH)
@@ -137,19 +174,61 @@ def _fetch(
             for half in gl.static_range(2):
                 mbarrier.wait(x_empty.index(slot), phase)
                 full = x_full.index(slot)
-                mbarrier.expect(full, ROWS * WIDTH * 2)
+                for some in gl.static_range(FEW, ROWS + 1, FEW):
+                    mbarrier.expect(full, some * WIDTH * 2, pred=rows == some)
                 at = step * SPAN + half * WIDTH
-                _copy_in(x_tiles, [row_tile * ROWS, at], full, x_ring.index(slot))
+                for block in gl.static_range(0, ROWS, BOX):
+                    if rows >= block + BOX:
+                        _copy_in(x_tiles, [row + block, at], full, x_ring.index(slot).slice(block, BOX))
+                    else:
+                        for few in gl.static_range(block, block + BOX, FEW):
+                            place = x_ring.index(slot).slice(few, FEW)
+                            _copy_in(x_few, [row + few, at], full, place, pred=rows > few)
                 slot, phase = _next(slot, phase, SLOTS)
 
 
 @gluon.jit
+def _flat(sums, ROWS: gl.constexpr):
+    """[GROUP_COLUMNS, ROWS] -> [all]: what is side by side in a thread, then the threads of a warp, then warps"""
+    by_thread = sums.reshape([4, 2, 8, ROWS // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    return by_thread.reshape([GROUP_COLUMNS * ROWS])
+
+
+@gluon.jit
+def _leave_part(sums, part_ptr, ROWS: gl.constexpr):
+    flat = _flat(sums, ROWS)
+    gl.store(part_ptr + gl.arange(0, GROUP_COLUMNS * ROWS, flat.type.layout), flat)
+
+
+@gluon.jit
+def _say_it_is_there(flag):
+    """Of the part that this group has left."""
+    _barrier()
+    gl.atomic_xchg(flag, IS_THERE, sem="release", scope="gpu")
+
+
+@gluon.jit
+def _add_part(sums, part_ptr, flag, ROWS: gl.constexpr, SUMS: gl.constexpr):
+    """Waits for it. In halves: registers have no room for all."""
+    HALF: gl.constexpr = GROUP_COLUMNS * ROWS // 2
+    seen = gl.atomic_cas(flag, IS_THERE, IS_TAKEN, sem="acquire", scope="gpu")
+    while seen != IS_THERE:
+        seen = gl.atomic_cas(flag, IS_THERE, IS_TAKEN, sem="acquire", scope="gpu")
+    _barrier()
+    low, high = gl.split(_flat(sums, ROWS).reshape([2, HALF]).permute((1, 0)))
+    at = part_ptr + gl.arange(0, HALF, low.type.layout)
+    low += gl.load(at, cache_modifier=".cg")
+    high += gl.load(at + HALF, cache_modifier=".cg")
+    by_thread = gl.join(low, high).permute((1, 0)).reshape([ROWS // 8, 4, 8, 4, 2, 2]).permute((1, 4, 2, 0, 3, 5))
+    return gl.convert_layout(by_thread.reshape([GROUP_COLUMNS, ROWS]), SUMS, assert_trivial=True)
+
+
+@gluon.jit
 def _multiply(
-    out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, stage, x_ring, code_ring,
-    x_full, x_empty, codes_full, codes_empty, tokens,
+    out_tiles, parts_ptr, flags_ptr, scales_ptr, zeros_ptr, bias_ptr, stage, x_ring, code_ring,
+    x_full, x_empty, codes_full, codes_empty, tokens, whole,
     PART: gl.constexpr, IN: gl.constexpr, OUT: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
-    OFFSET: gl.constexpr, SPLITS: gl.constexpr, EACH: gl.constexpr, ROWS: gl.constexpr,
-    SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
+    OFFSET: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
     """PART: which 64 columns of a tile are this group's."""
     DTYPE: gl.constexpr = x_ring.dtype
@@ -163,80 +242,103 @@ def _multiply(
         block_bases=[],
         shape=[64, 32],
     )
+    ROUNDS: gl.constexpr = IN // SPAN // UNROLL
+    SIZE: gl.constexpr = GROUP_COLUMNS * ROWS
     row_tiles = (tokens + ROWS - 1) // ROWS
-    units = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) * SPLITS
+    shared = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) - whole
+    parts = _number_of_parts(whole, shared, ROUNDS)
+    mine = gl.program_id(0) * 2 + PART
+    tile, begin, end = _part(0, whole, shared, ROUNDS)
+    row, column = _place(tile, row_tiles, OUT, ROWS)
+    inside = PART * GROUP_COLUMNS + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, PAIRS))
+    scale, zero = _scales(scales_ptr, zeros_ptr, begin * UNROLL, column + inside, OUT, GROUP, ZERO, OFFSET, DTYPE)
     slot, phase, code_slot, code_phase = 0, 0, 0, 0
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row_tile, column, split, begin, end = _place(unit, row_tiles, IN, OUT, EACH)
-        column += PART * GROUP_COLUMNS
-        mine = column + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, PAIRS))
+    mbarrier.wait(codes_full.index(code_slot), code_phase)
+    codes = code_ring.index(code_slot).slice(PART * GROUP_COLUMNS, GROUP_COLUMNS).load(PAIRS)
+    low = _widened(codes, zero, scale, False, WEIGHT, DTYPE)
+    has_left = False
+    for index in range(parts):
+        goes_on = index + 1 < parts
+        next_tile, next_begin, next_end = _part(gl.where(goes_on, index + 1, index), whole, shared, ROUNDS)
+        next_row, next_column = _place(next_tile, row_tiles, OUT, ROWS)
         sums = gl.zeros([GROUP_COLUMNS, ROWS], gl.float32, SUMS)
-        scale, zero = _scales(scales_ptr, zeros_ptr, begin, mine, OUT, GROUP, ZERO, OFFSET, DTYPE)
-        codes = _codes_of(code_ring, codes_full, codes_empty, code_slot, code_phase, PART, PAIRS)
-        code_slot, code_phase = _next(code_slot, code_phase, CODE_SLOTS)
-        low = _widened(codes, zero, scale, False, WEIGHT, DTYPE)
-        for first in range(begin, end, UNROLL):
+        for round in range(begin, end):
             before = slot
             for step in gl.static_range(UNROLL):
                 mbarrier.wait(x_full.index(slot), phase)
                 sums = warpgroup_mma(low, x_ring.index(slot).permute((1, 0)), sums, is_async=True)
+                # Not before: that loads were issued does not keep the copy engine from writing what they read.
+                mbarrier.arrive(codes_empty.index(code_slot), count=1)
+                code_slot, code_phase = _next(code_slot, code_phase, CODE_SLOTS)
                 if step > 0:
                     sums = warpgroup_mma_wait(1, deps=[sums])
                     mbarrier.arrive(x_empty.index(before), count=1)
                 before = slot
                 slot, phase = _next(slot, phase, SLOTS)
                 high = _widened(codes, zero, scale, True, WEIGHT, DTYPE)
-                following = gl.minimum(first + step + 1, end - 1)
-                scale, zero = _scales(scales_ptr, zeros_ptr, following, mine, OUT, GROUP, ZERO, OFFSET, DTYPE)
+                is_last = (round + 1 == end) & (step + 1 == UNROLL)
+                following = gl.where(is_last, next_begin * UNROLL, round * UNROLL + step + 1)
+                columns = gl.where(is_last, next_column, column) + inside
+                scale, zero = _scales(scales_ptr, zeros_ptr, following, columns, OUT, GROUP, ZERO, OFFSET, DTYPE)
                 mbarrier.wait(x_full.index(slot), phase)
                 sums = warpgroup_mma(high, x_ring.index(slot).permute((1, 0)), sums, is_async=True)
                 sums = warpgroup_mma_wait(1, deps=[sums])
                 mbarrier.arrive(x_empty.index(before), count=1)
                 before = slot
                 slot, phase = _next(slot, phase, SLOTS)
-                wanted = first + step + 1 < end
-                codes = _codes_of(code_ring, codes_full, codes_empty, code_slot, code_phase, PART, PAIRS, wanted)
-                if wanted:
-                    code_slot, code_phase = _next(code_slot, code_phase, CODE_SLOTS)
+                # Behind the last step of the last part there are none, and none are used.
+                mbarrier.wait(codes_full.index(code_slot), code_phase, pred=goes_on | (is_last == 0))
+                codes = code_ring.index(code_slot).slice(PART * GROUP_COLUMNS, GROUP_COLUMNS).load(PAIRS)
                 low = _widened(codes, zero, scale, False, WEIGHT, DTYPE)
             # No product that reads registers may be under way where the loop begins again: ptxas would wait for each.
             sums = warpgroup_mma_wait(0, deps=[sums])
             mbarrier.arrive(x_empty.index(before), count=1)
 
-        columns = column + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, SUMS))
-        if bias_ptr is not None:
-            bias = gl.load(bias_ptr + columns, mask=columns < OUT, other=0.0).to(gl.float32)
-            sums += bias.expand_dims(1)
-        if SPLITS == 1:
+        if has_left:
+            _say_it_is_there(flags_ptr + mine)
+        has_left = end < ROUNDS
+        if has_left:
+            _leave_part(sums, parts_ptr + mine * SIZE, ROWS)
+        else:
+            # Programs wait for none but those before them, which run when they do, and which wait after they have left.
+            other = gl.program_id(0)
+            while _edge(other, shared, ROUNDS) > _edge(gl.program_id(0), shared, ROUNDS) - begin:
+                other -= 1
+                its = other * 2 + PART
+                sums = _add_part(sums, parts_ptr + its * SIZE, flags_ptr + its, ROWS, SUMS)
+            column += PART * GROUP_COLUMNS
+            if bias_ptr is not None:
+                columns = column + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, SUMS))
+                bias = gl.load(bias_ptr + columns, mask=columns < OUT, other=0.0).to(gl.float32)
+                sums += bias.expand_dims(1)
             tma.store_wait(0)
             stage.permute((1, 0)).store(sums.to(DTYPE))
             fence_async_shared()
-            _copy_out(out_tiles, [row_tile * ROWS, column], stage)
-        else:
-            row = row_tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
-            to = out_ptr + (split * tokens + row).to(gl.int64).expand_dims(0) * OUT + columns.expand_dims(1)
-            gl.store(to, sums, mask=(columns < OUT).expand_dims(1) & (row < tokens).expand_dims(0))
-    if SPLITS == 1:
-        tma.store_wait(0)
+            _copy_out(out_tiles, [row, column], stage)
+        row, column, begin, end = next_row, next_column, next_begin, next_end
+    if has_left:
+        _say_it_is_there(flags_ptr + mine)
+    tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tokens"])
+@gluon.jit(do_not_specialize=["tokens", "whole"])
 def _packed_warp_groups(
     x_tiles,
+    x_few,
     code_tiles,
     out_tiles,
-    out_ptr,
+    parts_ptr,
+    flags_ptr,
     scales_ptr,
     zeros_ptr,
     bias_ptr,
     tokens,
+    whole,
     IN: gl.constexpr,
     OUT: gl.constexpr,
     GROUP: gl.constexpr,
     ZERO: gl.constexpr,
     OFFSET: gl.constexpr,
-    SPLITS: gl.constexpr,
-    EACH: gl.constexpr,
     ROWS: gl.constexpr,
     SLOTS: gl.constexpr,
     CODE_SLOTS: gl.constexpr,
@@ -244,11 +346,7 @@ def _packed_warp_groups(
 ):
     x_ring = gl.allocate_shared_memory(x_tiles.dtype, [SLOTS, ROWS, WIDTH], x_tiles.layout)
     code_ring = gl.allocate_shared_memory(gl.int16, [CODE_SLOTS, COLUMNS, WIDTH // 2], code_tiles.layout)
-    if SPLITS == 1:
-        stage = gl.allocate_shared_memory(x_tiles.dtype, [2, ROWS, GROUP_COLUMNS], out_tiles.layout)
-        first_stage, second_stage = stage.index(0), stage.index(1)
-    else:
-        first_stage, second_stage = code_ring, code_ring
+    stage = gl.allocate_shared_memory(x_tiles.dtype, [2, ROWS, GROUP_COLUMNS], out_tiles.layout)
     x_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     x_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     codes_full = gl.allocate_shared_memory(gl.int64, [CODE_SLOTS, 1], mbarrier.MBarrierLayout())
@@ -265,24 +363,25 @@ def _packed_warp_groups(
             (
                 _multiply,
                 (
-                    out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, first_stage, x_ring, code_ring,
-                    x_full, x_empty, codes_full, codes_empty, tokens,
-                    0, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS, UNROLL,
+                    out_tiles, parts_ptr, flags_ptr, scales_ptr, zeros_ptr, bias_ptr, stage.index(0), x_ring, code_ring,
+                    x_full, x_empty, codes_full, codes_empty, tokens, whole,
+                    0, IN, OUT, GROUP, ZERO, OFFSET, ROWS, SLOTS, CODE_SLOTS, UNROLL,
                 ),
             ),
             (
                 _multiply,
                 (
-                    out_tiles, out_ptr, scales_ptr, zeros_ptr, bias_ptr, second_stage, x_ring, code_ring,
-                    x_full, x_empty, codes_full, codes_empty, tokens,
-                    1, IN, OUT, GROUP, ZERO, OFFSET, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS, UNROLL,
+                    out_tiles, parts_ptr, flags_ptr, scales_ptr, zeros_ptr, bias_ptr, stage.index(1), x_ring, code_ring,
+                    x_full, x_empty, codes_full, codes_empty, tokens, whole,
+                    1, IN, OUT, GROUP, ZERO, OFFSET, ROWS, SLOTS, CODE_SLOTS, UNROLL,
                 ),
             ),
             (
                 _fetch,
                 (
-                    x_tiles, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens,
-                    IN, OUT, SPLITS, EACH, ROWS, SLOTS, CODE_SLOTS,
+                    x_tiles, x_few, code_tiles, x_ring, code_ring,
+                    x_full, x_empty, codes_full, codes_empty, tokens, whole,
+                    IN, OUT, ROWS, SLOTS, CODE_SLOTS, UNROLL,
                 ),
             ),
         ],
@@ -291,45 +390,40 @@ def _packed_warp_groups(
     )  # fmt: skip
 
 
-def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None = None) -> torch.Tensor:
-    """packed_linear of a weight that warp_groups_take. On no device nothing is computed, and a tile has to be given."""
+def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, cut: WarpGroupsCut | None = None) -> torch.Tensor:
+    """packed_linear of a weight that warp_groups_take. On no device nothing is computed, and a cut has to be given."""
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
-    multiprocessors = 1 if x.is_meta else warp_groups.multiprocessors_of(x.device)
-    tile = tile or warp_groups.warp_groups_tile(tokens, in_features, out_features, multiprocessors)
-    # A split without a step would wait for codes that never come.
-    assert warp_groups.splits_are_whole(in_features, tile.splits), tile
-    whole = tile.splits == 1
+    cut = cut or warp_groups.best_cut(tokens, in_features, out_features, warp_groups.multiprocessors_of(x.device))
     out = x.new_empty((tokens, out_features))
-    to = out if whole else x.new_empty((tile.splits, tokens, out_features), dtype=torch.float32)
-    units = triton.cdiv(tokens, tile.rows) * triton.cdiv(out_features, COLUMNS.value) * tile.splits
+    places = cut.programs if cut.whole < warp_groups.tiles_of(tokens, out_features, cut.rows) else 0
+    parts = x.new_empty((places, 2, GROUP_COLUMNS.value * cut.rows), dtype=torch.float32)
+    flags = x.new_empty((places, 2), dtype=torch.int64)
     how = how_codes_are_read(weight, x.dtype)
     halves = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     pairs = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
-    _packed_warp_groups[(min(units, multiprocessors),)](
-        TensorDescriptor.from_tensor(x, [tile.rows, WIDTH.value], halves),
+    _packed_warp_groups[(cut.programs,)](
+        TensorDescriptor.from_tensor(x, [BOX.value, WIDTH.value], halves),
+        TensorDescriptor.from_tensor(x, [FEW.value, WIDTH.value], halves),
         TensorDescriptor.from_tensor(weight.codes.view(torch.int16), [COLUMNS.value, WIDTH.value // 2], pairs),
-        TensorDescriptor.from_tensor(out, [tile.rows, GROUP_COLUMNS.value], halves),
-        to,
+        TensorDescriptor.from_tensor(out, [cut.rows, GROUP_COLUMNS.value], halves),
+        parts,
+        flags,
         weight.scales,
         weight.zeros,
-        weight.bias if whole else None,
+        weight.bias,
         tokens,
+        cut.whole,
         IN=in_features,
         OUT=out_features,
         GROUP=how["GROUP"],
         ZERO=how["ZERO"],
         OFFSET=how["OFFSET"],
-        SPLITS=tile.splits,
-        EACH=warp_groups.steps_of_a_split(in_features, tile.splits),
-        ROWS=tile.rows,
-        # What shared memory has room for beside a tile's results, if they go through it.
-        SLOTS=(4 if whole else 6) * 256 // tile.rows,
+        ROWS=cut.rows,
+        SLOTS=SLOT_ROWS // cut.rows,  # what shared memory has room for beside a tile's results
         CODE_SLOTS=CODE_SLOTS,
         UNROLL=warp_groups.unroll_of(in_features),
         num_warps=4,
     )
-    if not whole:
-        add_splits(to, out, bias=weight.bias)
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,65 +24,75 @@ SPAN = 128  # columns of a step
 COLUMNS = 128  # of a weight's rows, a tile's
 ALIGNED = 8  # out_features: the copy engine writes rows that begin at 16 bytes
 LEAST_ROWS, MOST_ROWS = 65, 8192  # of tokens: fewer are packed_linear.py's; more a widened copy's, not measured
-MOST_SPLITS = 4
-# Microseconds on an H100, by tokens of a tile: of a step, and of a tile beside its steps.
+# Rows of tiles that are gone through together, column by column: their tokens stay in the L2 cache.
+BAND = 4
+ROWS = 128, 256  # tokens of a tile
+LEAST_ROUNDS = 2  # of a program that has part of a tile
+# Microseconds on an H200, by tokens of a tile: of a step, and of a tile beside its steps.
 STEP_US, TILE_US = {256: 1.36, 128: 0.92}, 2.0
-FINEST = min(STEP_US)
-ADD_US, ADD_US_PER_BYTE = 4.0, 0.6e-6  # of sums in parts, which are written, read and added up
+# Of parts of tiles that are left, by all programs at once, and of one that another takes. Where they gain less than a
+# part in 25, they lose: a GPU that computes for long is slowed by what it moves, too.
+LEAVE_US, TAKE_US, LEAST_GAIN = 5.5, {256: 2.3, 128: 1.4}, 1.04
 
 _failed: set[torch.device] = set()  # for which the kernel did not compile
 
 
 @dataclass(frozen=True)
-class WarpGroupsTile:
-    """How a product is cut up."""
+class WarpGroupsCut:
+    """How a product is cut up.
+
+    Each program has as much of the tiles behind the first `whole` as any other, though they are no multiple of the
+    programs: it may begin and end in the middle of a tile's sum.
+    """
 
     rows: int  # tokens of a tile
-    splits: int  # of the sum
+    programs: int
+    whole: int  # tiles, of which a program has all or nothing
 
 
 def unroll_of(in_features: int) -> int:
-    """Steps between which the matrix units are never waited for to the last."""
+    """Steps between which the matrix units are never waited for to the last: a round."""
     return 2 if in_features % (2 * SPAN) == 0 else 1
 
 
-def steps_of_a_split(in_features: int, splits: int) -> int:
-    """The last may have fewer."""
-    unroll = unroll_of(in_features)
-    return cdiv(in_features // SPAN // unroll, splits) * unroll
+def rounds_of(in_features: int) -> int:
+    """Of a tile."""
+    return in_features // SPAN // unroll_of(in_features)
 
 
-def splits_are_whole(in_features: int, splits: int) -> bool:
-    """Whether each has a step."""
-    return (splits - 1) * steps_of_a_split(in_features, splits) < in_features // SPAN
+def tiles_of(tokens: int, out_features: int, rows: int) -> int:
+    return cdiv(tokens, rows) * cdiv(out_features, COLUMNS)
 
 
 @functools.lru_cache(maxsize=8192)
-def warp_groups_tile(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> WarpGroupsTile:
+def best_cut(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> WarpGroupsCut:
     """The one that takes least by STEP_US and the others."""
-    ways = (
-        WarpGroupsTile(rows, splits)
-        for rows in STEP_US
-        for splits in range(1, MOST_SPLITS + 1)
-        if splits_are_whole(in_features, splits)
-    )
-    return min(ways, key=lambda tile: _microseconds(tile, tokens, in_features, out_features, multiprocessors))
+    cuts = cuts_of(tokens, in_features, out_features, multiprocessors)
+    return min(cuts, key=lambda cut: microseconds(cut, tokens, in_features, out_features))
 
 
-def _microseconds(
-    tile: WarpGroupsTile, tokens: int, in_features: int, out_features: int, multiprocessors: int
-) -> float:
-    units = cdiv(tokens, tile.rows) * cdiv(out_features, COLUMNS) * tile.splits
-    a_unit = steps_of_a_split(in_features, tile.splits) * STEP_US[tile.rows] + TILE_US
-    written = 4 * tile.splits * cdiv(tokens, FINEST) * FINEST * out_features
-    adding = ADD_US + ADD_US_PER_BYTE * written if tile.splits > 1 else 0.0
-    return cdiv(units, multiprocessors) * a_unit + adding
+def cuts_of(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> Iterator[WarpGroupsCut]:
+    """Those among which to choose."""
+    for rows in ROWS:
+        tiles = tiles_of(tokens, out_features, rows)
+        yield WarpGroupsCut(rows, min(tiles, multiprocessors), whole=tiles)
+        even = (tiles * splits for splits in range(2, multiprocessors // tiles + 1))
+        for programs in sorted({multiprocessors, *even}):
+            whole = max(tiles // programs - 1, 0) * programs
+            if LEAST_ROUNDS * programs <= (tiles - whole) * rounds_of(in_features):
+                yield WarpGroupsCut(rows, programs, whole)
 
 
-def tiles_of(in_features: int, out_features: int, multiprocessors: int) -> list[WarpGroupsTile]:
-    """Of all numbers of tokens."""
-    counts = range(cdiv(LEAST_ROWS, FINEST) * FINEST, MOST_ROWS + 1, FINEST)
-    return [*dict.fromkeys(warp_groups_tile(count, in_features, out_features, multiprocessors) for count in counts)]
+def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features: int) -> float:
+    tiles, a_tile = tiles_of(tokens, out_features, cut.rows), in_features // SPAN * STEP_US[cut.rows]
+    alone = cdiv(cut.whole, cut.programs) * (a_tile + TILE_US)
+    shared = tiles - cut.whole
+    if not shared:
+        return alone
+    # Others that have parts of the tile that a program ends with.
+    others = cdiv(cut.programs, shared) - (cut.programs % shared == 0)
+    exchanged = LEAVE_US + others * TAKE_US[cut.rows]
+    return LEAST_GAIN * (alone + shared / cut.programs * (a_tile + TILE_US) + exchanged)
 
 
 def warp_groups_take(weight: PackedWeight) -> bool:

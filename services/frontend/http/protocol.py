@@ -151,7 +151,7 @@ class Guarded(HttpToolsProtocol):
             self._turn_away(answer)
 
     def _say_last(self, answer: bytes) -> None:
-        """Not closed at once: with something of the peer's unread that would be a reset, which takes the answer away."""
+        """Not closed at once: with something of the peer's unread that would be a reset, and the answer lost."""
         self._is_over = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True

@@ -17,7 +17,7 @@ from kernels.triton.precompile.jobs import jobs
 from kernels.triton.precompile.precompile import LatentShape, ModelShape, PackedShape, missing
 from kernels.triton.precompile.processes import AbsentGpu
 from kernels.triton.quantization.packed_weight import pack
-from kernels.triton.quantization.warp_groups import tiles_of
+from kernels.triton.quantization.warp_groups import ROWS
 from tests.kernels.triton.quantization.weights import integers
 
 TINY = ModelShape(256, 768, 8, 4, 32, 1000, True, 16, 8, "float16", "float16", single_row=True)
@@ -83,14 +83,13 @@ def test_a_hopper_has_jobs_for_groups_of_warps_that_compile(tmp_path: Path) -> N
     assert {path.stem for path in tmp_path.rglob("*.cubin")} >= {"_packed_warp_groups"}
 
 
-@pytest.mark.parametrize(("gpu", "few"), [(AbsentGpu(90, 12), True), (AbsentGpu(80), False), (AbsentGpu(100), False)])
+@pytest.mark.parametrize(("capability", "rows"), [(90, ROWS), (80, ()), (100, ())])
 def test_jobs_for_groups_of_warps_are_those_of_the_gpu(
-    gpu: AbsentGpu, few: bool, monkeypatch: pytest.MonkeyPatch
+    capability: int, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = pack(integers(1024, 2048, 128, 4, zeros=False))
-    monkeypatch.setattr(packed_jobs, "driver", Mock(active=gpu))
-    assert packed_jobs.tiles_for_the_gpu(weight) == (tiles_of(2048, 1024, 12) if few else [])
-    assert tiles_of(2048, 1024, 12) != tiles_of(2048, 1024, 132)
+    monkeypatch.setattr(packed_jobs, "driver", Mock(active=AbsentGpu(capability)))
+    assert packed_jobs.tile_rows_for_the_gpu(weight) == rows
 
 
 @pytest.mark.slow

@@ -15,66 +15,62 @@ from kernels import reference
 from kernels.triton.quantization import packed_linear, warp_groups
 from kernels.triton.quantization.packed_weight import PackedWeight, pack
 from kernels.triton.quantization.warp_groups import (
-    COLUMNS,
+    LEAST_ROUNDS,
     LEAST_ROWS,
     MOST_ROWS,
+    ROWS,
     SPAN,
-    WarpGroupsTile,
+    WarpGroupsCut,
+    best_cut,
+    cuts_of,
     is_hopper,
     multiply_in_warp_groups,
-    splits_are_whole,
-    steps_of_a_split,
+    rounds_of,
     tiles_of,
-    unroll_of,
     warp_groups_take,
-    warp_groups_tile,
 )
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.quantization.weights import integers, on
 
-GATE_AND_UP, DOWN = (4096, 28_672), (14_336, 4096)
+QKV, GATE_AND_UP, DOWN = (4096, 6144), (4096, 28_672), (14_336, 4096)
 SLACK = 2  # weights are rounded to 16 bits before the product, too
 
 
-def test_a_tile_has_as_many_rows_as_leave_work_for_all() -> None:
-    assert warp_groups_tile(256, *GATE_AND_UP, 132) == WarpGroupsTile(rows=256, splits=1)
-    assert warp_groups_tile(256, 4096, 6144, 132) == WarpGroupsTile(rows=128, splits=1)
+def test_few_rows_have_tiles_of_few() -> None:
+    assert best_cut(128, *GATE_AND_UP, 132).rows == 128
+    assert best_cut(512, *GATE_AND_UP, 132).rows == 256
 
 
-def test_sums_are_split_where_tiles_are_fewer_than_multiprocessors() -> None:
-    assert warp_groups_tile(256, *DOWN, 132) == WarpGroupsTile(rows=256, splits=4)
-    assert warp_groups_tile(256, *DOWN, 32) == WarpGroupsTile(rows=256, splits=1)
-    assert warp_groups_tile(1024, *DOWN, 132) == WarpGroupsTile(rows=256, splits=1)
+def test_tiles_are_whole_where_the_last_wave_of_them_is_nearly_full() -> None:
+    assert best_cut(1024, *DOWN, 132) == WarpGroupsCut(rows=256, programs=128, whole=128)
+    assert best_cut(2048, *QKV, 132) == WarpGroupsCut(rows=256, programs=132, whole=384)
 
 
-def test_every_split_has_whole_rounds_of_steps() -> None:
-    """A group of warps that had none would wait for codes that never come."""
-    for steps in range(1, 130):
-        in_features = steps * SPAN
-        unroll = unroll_of(in_features)
-        for tile in tiles_of(in_features, 512, 132):
-            assert splits_are_whole(in_features, tile.splits)
-            each = steps_of_a_split(in_features, tile.splits)
-            parts = [min(begin + each, steps) - begin for begin in range(0, tile.splits * each, each)]
-            assert sum(parts) == steps
-            assert all(part > 0 and part % unroll == 0 for part in parts), (steps, tile)
+def test_programs_share_the_last_tiles_where_they_would_not_be_enough_for_all() -> None:
+    assert best_cut(512, *GATE_AND_UP, 132) == WarpGroupsCut(rows=256, programs=132, whole=2 * 132)
+    assert best_cut(1024, *QKV, 132) == WarpGroupsCut(rows=256, programs=132, whole=0)
 
 
-def test_splits_without_a_step_are_told() -> None:
-    assert splits_are_whole(4 * SPAN, 2)
-    assert not splits_are_whole(4 * SPAN, 3)  # steps go by twos
-    assert not splits_are_whole(SPAN, 2)
+def test_parts_of_tiles_are_equal_where_that_pays() -> None:
+    assert best_cut(512, *DOWN, 132) == WarpGroupsCut(rows=256, programs=128, whole=0)
+    assert best_cut(256, *DOWN, 132) == WarpGroupsCut(rows=256, programs=128, whole=0)
 
 
-def test_tiles_to_compile_are_those_of_all_numbers_of_rows() -> None:
+def test_no_program_is_without_work_or_without_a_multiprocessor() -> None:
+    """A group of warps that had none would wait for codes that never come, and one that does not run be waited for."""
     drawn = random.Random(0)
-    for _ in range(50):
-        sizes = drawn.randrange(1, 120) * SPAN, drawn.randrange(1, 250) * COLUMNS
-        multiprocessors = drawn.choice((78, 114, 132))
-        known = tiles_of(*sizes, multiprocessors)
-        for tokens in (LEAST_ROWS, MOST_ROWS, *(drawn.randint(LEAST_ROWS, MOST_ROWS) for _ in range(50))):
-            assert warp_groups_tile(tokens, *sizes, multiprocessors) in known
+    for _ in range(2000):
+        in_features, out_features = drawn.randrange(1, 120) * SPAN, drawn.randrange(1, 3000) * 8
+        tokens, multiprocessors = drawn.randint(LEAST_ROWS, MOST_ROWS), drawn.choice((1, 78, 114, 132))
+        cuts = list(cuts_of(tokens, in_features, out_features, multiprocessors))
+        assert {cut.rows for cut in cuts} == {*ROWS}
+        for cut in cuts:
+            tiles = tiles_of(tokens, out_features, cut.rows)
+            assert 0 < cut.programs <= min(multiprocessors, cut.whole or multiprocessors)
+            if cut.whole < tiles:
+                assert cut.whole % cut.programs == 0
+                assert (tiles - cut.whole) * rounds_of(in_features) >= LEAST_ROUNDS * cut.programs
 
 
 def packed(out_features: int = 64, in_features: int = 256, group: int = 128, bits: int = 4, **more) -> PackedWeight:
@@ -155,20 +151,26 @@ def test_a_cpu_is_no_hopper() -> None:
 needs_hopper = pytest.mark.skipif(
     not ON_GPU or torch.cuda.get_device_capability() != warp_groups.HOPPER, reason="no Hopper is here"
 )
-TILES = [None, *(WarpGroupsTile(rows, splits) for rows, splits in ((128, 1), (256, 1), (256, 2), (128, 3)))]
 
 
-def multiply(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None = None) -> torch.Tensor:
+def multiply(x: torch.Tensor, weight: PackedWeight, cut: WarpGroupsCut | None = None) -> torch.Tensor:
     from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
 
-    return packed_warp_groups(x, weight, tile)
+    return packed_warp_groups(x, weight, cut)
+
+
+def all_cuts(x: torch.Tensor, weight: PackedWeight) -> list[WarpGroupsCut]:
+    return list(cuts_of(*x.shape, weight.codes.size(0), warp_groups.multiprocessors_of(x.device)))
+
+
+def leave_rubbish(cut: WarpGroupsCut, device: torch.device) -> None:
+    """Where parts of tiles may come to lie."""
+    torch.full((cut.programs, 2, 64 * cut.rows), 1e6, device=device)
 
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize(
-    ("dtype", "tile"), [*((torch.bfloat16, tile) for tile in TILES), (torch.float16, None)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("tokens", "in_features", "out_features", "group", "more"),
     [
@@ -181,7 +183,7 @@ def multiply(x: torch.Tensor, weight: PackedWeight, tile: WarpGroupsTile | None 
     ],
     ids=["zeros", "one group, bias", "few columns", "ordered", "alike", "everything"],
 )
-def test_products(device, tokens, in_features, out_features, group, more, dtype, tile) -> None:
+def test_products(device, tokens, in_features, out_features, group, more, dtype) -> None:
     options = {"bias": torch.randn(out_features).to(dtype)} if more.get("biased") else {}
     if more.get("ordered"):
         options["order"] = torch.randperm(in_features)
@@ -189,8 +191,11 @@ def test_products(device, tokens, in_features, out_features, group, more, dtype,
     if weight.zeros is None:
         weight = dataclasses.replace(weight, zeros=torch.full_like(weight.scales, 8.0))
     x = torch.randn(tokens, in_features).to(device, dtype)
-    assert warp_groups_take(pack(weight))
-    assert_close(multiply(x, pack(weight), tile), reference.quantized_linear(x.float(), weight), SLACK)
+    made, want = pack(weight), reference.quantized_linear(x.float(), weight)
+    assert warp_groups_take(made)
+    for cut in all_cuts(x, made):
+        leave_rubbish(cut, device)
+        assert_close(multiply(x, made, cut), want, SLACK)
 
 
 @pytest.mark.gpu
@@ -200,21 +205,26 @@ def test_sums_of_few_steps(device, steps: int) -> None:
     weight = on(device, integers(200, steps * SPAN, SPAN, 4))
     x = torch.randn(200, steps * SPAN).to(device, torch.bfloat16)
     want = reference.quantized_linear(x.float(), weight)
-    for splits in (1, 2, 3, 4):
-        if splits_are_whole(steps * SPAN, splits):
-            assert_close(multiply(x, pack(weight), WarpGroupsTile(128, splits)), want, SLACK)
+    for rows in ROWS:
+        most = tiles_of(200, 200, rows) * rounds_of(steps * SPAN)
+        for programs in range(1, most + 1):
+            assert_close(multiply(x, pack(weight), WarpGroupsCut(rows, programs, whole=0)), want, SLACK)
 
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("tile", TILES[1:], ids=str)
-def test_long_sums_are_the_same_every_time(device, tile: WarpGroupsTile) -> None:
-    weight = on(device, integers(4096, 14_336, 128, 4))
-    made, x = pack(weight), torch.randn(300, 14_336, device=device, dtype=torch.bfloat16)
-    first = multiply(x, made, tile)
-    assert_close(first, reference.quantized_linear(x.float(), weight), SLACK)
-    for _ in range(200):
-        assert torch.equal(multiply(x, made, tile), first)
+@pytest.mark.parametrize("tokens", [100, 300, 700])
+@pytest.mark.parametrize("sizes", [QKV, DOWN], ids=["many tiles", "long sums"])
+def test_sums_are_the_same_every_time(device, tokens: int, sizes: tuple[int, int]) -> None:
+    weight = on(device, integers(*reversed(sizes), 128, 4))
+    made, x = pack(weight), torch.randn(tokens, sizes[0], device=device, dtype=torch.bfloat16)
+    want = reference.quantized_linear(x.float(), weight)
+    for cut in all_cuts(x, made):
+        first = multiply(x, made, cut)
+        assert_close(first, want, SLACK)
+        for _ in range(100):
+            leave_rubbish(cut, device)
+            assert torch.equal(multiply(x, made, cut), first), cut
 
 
 @pytest.mark.gpu
