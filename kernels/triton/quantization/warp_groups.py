@@ -29,7 +29,7 @@ BAND = 4
 ROWS = 128, 256  # tokens of a tile
 LEAST_ROUNDS = 2  # of a program that has part of a tile
 # Microseconds on an H200, by tokens of a tile: of a step, and of a tile beside its steps.
-STEP_US, TILE_US = {256: 1.36, 128: 0.92}, 2.0
+STEP_US, TILE_US = {256: 1.36, 128: 0.92}, {256: 2.0, 128: 3.0}
 # Of parts of tiles that are left, by all programs at once, and of one that another takes. Where they gain less than a
 # part in 25, they lose: a GPU that computes for long is slowed by what it moves, too.
 LEAVE_US, TAKE_US, LEAST_GAIN = 5.5, {256: 2.3, 128: 1.4}, 1.04
@@ -84,15 +84,16 @@ def cuts_of(tokens: int, in_features: int, out_features: int, multiprocessors: i
 
 
 def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features: int) -> float:
-    tiles, a_tile = tiles_of(tokens, out_features, cut.rows), in_features // SPAN * STEP_US[cut.rows]
-    alone = cdiv(cut.whole, cut.programs) * (a_tile + TILE_US)
+    tiles = tiles_of(tokens, out_features, cut.rows)
+    a_tile = in_features // SPAN * STEP_US[cut.rows] + TILE_US[cut.rows]
+    alone = cdiv(cut.whole, cut.programs) * a_tile
     shared = tiles - cut.whole
     if not shared:
         return alone
     # Others that have parts of the tile that a program ends with.
     others = cdiv(cut.programs, shared) - (cut.programs % shared == 0)
     exchanged = LEAVE_US + others * TAKE_US[cut.rows]
-    return LEAST_GAIN * (alone + shared / cut.programs * (a_tile + TILE_US) + exchanged)
+    return LEAST_GAIN * (alone + shared / cut.programs * a_tile + exchanged)
 
 
 def warp_groups_take(weight: PackedWeight) -> bool:
