@@ -38,6 +38,7 @@ class Connections:
         self._most_of_one = min(limits.per_address, max(1, self._most // 2))
         self._metrics = metrics
         self._num = 0
+        self._num_lingering = 0
         self._of: Counter[str] = Counter()  # by address
         metrics.connections.set_function(lambda: self.num_kept)
 
@@ -71,6 +72,16 @@ class Connections:
         self._of[address] -= 1
         if not self._of[address]:
             del self._of[address]
+
+    def linger(self) -> bool:
+        """Whether one for which there was no room may stay until it has heard so; if so, lingered() has to follow."""
+        if self._num_lingering >= self.limits.reserved // 4:
+            return False
+        self._num_lingering += 1
+        return True
+
+    def lingered(self) -> None:
+        self._num_lingering -= 1
 
     def closed(self, reason: str) -> None:
         """One that was too slow, or said too much."""

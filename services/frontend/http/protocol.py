@@ -59,6 +59,7 @@ class Guarded(HttpToolsProtocol):
     cycle: RequestResponseCycle | None
     timeout_keep_alive_task: asyncio.TimerHandle | None
     _is_kept = False
+    _is_lingering = False
     _is_over = False  # what still comes is dropped
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
@@ -72,7 +73,8 @@ class Guarded(HttpToolsProtocol):
         if self._is_kept:
             self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
         else:
-            self._turn_away(TOO_MANY)
+            self._is_lingering = self.connections_kept.linger()
+            self._turn_away(TOO_MANY, lingers=self._is_lingering)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.close()
@@ -80,6 +82,9 @@ class Guarded(HttpToolsProtocol):
         if self._is_kept:
             self._is_kept = False
             self.connections_kept.leave(self._address)
+        if self._is_lingering:
+            self._is_lingering = False
+            self.connections_kept.lingered()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -145,26 +150,23 @@ class Guarded(HttpToolsProtocol):
 
     def _give_up(self, reason: str, answer: bytes) -> None:
         self.connections_kept.closed(reason)
-        if answer and self.transport.can_write_eof():
-            self._say_last(answer)
-        else:
-            self._turn_away(answer)
+        self._turn_away(answer)
 
-    def _say_last(self, answer: bytes) -> None:
-        """Not closed at once: with something of the peer's unread that would be a reset, and the answer lost."""
+    def _turn_away(self, answer: bytes, *, lingers: bool = True) -> None:
+        """With an answer not at once: closed with something of the peer's unread, the connection would be reset, and
+        the answer lost."""
+        self._reading.clear()
+        if answer:
+            self.transport.write(answer)
+        if not (answer and lingers and self.transport.can_write_eof()):
+            self.transport.close()
+            return
         self._is_over = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(answer)
         self.transport.write_eof()
         self._reading.set(LINGER_S, self.transport.close)
-
-    def _turn_away(self, answer: bytes) -> None:
-        self._reading.clear()
-        if answer:
-            self.transport.write(answer)
-        self.transport.close()
 
     def _pass_door(self) -> None:
         is_free = self.cycle is None or self.cycle.response_complete

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import socket
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ class Peer:
     async def __aenter__(self) -> Peer:
         self.reader, self.writer = await asyncio.open_connection(self._host, int(self._port))
         return self
+
+    @asynccontextmanager
+    async def having_sent(self, data: bytes) -> AsyncIterator[Peer]:
+        """What it has sent is there before the server knows of it."""
+        connected = socket.create_connection((self._host, int(self._port)))
+        connected.sendall(data)
+        self.reader, self.writer = await asyncio.open_connection(sock=connected)
+        try:
+            yield self
+        finally:
+            self.writer.close()
 
     async def __aexit__(self, *_: object) -> None:
         self.writer.close()
@@ -143,6 +155,9 @@ async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
         peers = [await stack.enter_async_context(Peer(frontend)) for _ in range(20)]
         async with Peer(frontend) as one_more:
             assert (await one_more.said())[9:12] == b"503"
+        for _ in range(5):
+            async with Peer(frontend).having_sent(HEAD + b"content-length: 2\r\n\r\n{}") as one_more:
+                assert (await one_more.said())[9:12] == b"503"
         peers[0].writer.close()
         await peers[0].writer.wait_closed()
         async with asyncio.timeout(60):
@@ -163,6 +178,9 @@ def test_descriptors_are_left_for_everything_else() -> None:
     assert not connections.enter("c")
     connections.leave("a")
     assert connections.enter("c")
+    assert [connections.linger() for _ in range(26)] == [True] * 25 + [False]
+    connections.lingered()
+    assert connections.linger()
 
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # and empty settings
