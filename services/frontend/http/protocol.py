@@ -175,13 +175,15 @@ class Guarded(HttpToolsProtocol):
             super().on_headers_complete()
             return
         self.cycle = REFUSED
-        self.transport.write(answer)
         if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
-            self.transport.close()
+            self._turn_away(answer)
+        else:
+            self.transport.write(answer)
         self.on_response_complete()
 
     def on_message_complete(self) -> None:
-        self._reading.clear()
+        if not self._is_over:
+            self._reading.clear()
         self._in_call = False
         super().on_message_complete()
         if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():

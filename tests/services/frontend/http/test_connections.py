@@ -119,6 +119,17 @@ async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> 
         assert (await peer.said())[9:12] == b"408"
 
 
+async def test_a_call_refused_at_the_door_hears_so_while_its_body_is_on_its_way(folder: Path) -> None:
+    body = b" " * 400_000  # more than is read in one turn of the loop
+    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
+        frontend.frontend.door.admission.lease().take(1, 1)
+        for _ in range(5):
+            async with Peer(frontend).having_sent(head + body) as peer:
+                assert (await peer.said())[9:12] == b"429"
+
+
 async def test_endless_headers_are_cut_off(folder: Path) -> None:
     async with running(folder, until_health=(503,), connections={"header_bytes": 10_000}) as frontend:
         for chunk in (b"a" * 20_000, b"a: b\r\n" * 4000):
