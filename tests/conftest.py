@@ -19,6 +19,7 @@ from httpx._transports import default as httpx_transports
 
 from quire.cluster import process
 from tests import sweeps
+from tests.leftovers import Leftovers
 from tests.preloaded.process import Zygotes
 
 PATIENCE_S = 60.0  # of a call that names none: the client's own 5 s pass where a busy machine stands still
@@ -67,6 +68,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps.mark_the_rest(items)
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+leftovers = Leftovers()
+
+
+def pytest_runtest_logfinish() -> None:
+    leftovers.let_go()
 
 
 def pytest_collection_finish() -> None:
