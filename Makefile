@@ -32,8 +32,9 @@ up: setup
 export PYTHONDONTWRITEBYTECODE :=
 
 # Two processes for a core, because many tests wait. A file's tests stay together, so that what they share is made once.
+# One that dies ends the run: xdist would wait for ever for the rest of its file.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * os.cpu_count()))')
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 test: setup
 	$(PYTEST) $(ARGS)
