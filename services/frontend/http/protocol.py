@@ -114,6 +114,10 @@ class Guarded(HttpToolsProtocol):
         self._reading.set(self.connections_kept.limits.idle_s, self.transport.close)
         return True
 
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_over:
+            super().send_400_response(msg)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0

@@ -119,15 +119,21 @@ async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> 
         assert (await peer.said())[9:12] == b"408"
 
 
-async def test_a_call_refused_at_the_door_hears_so_while_its_body_is_on_its_way(folder: Path) -> None:
-    body = b" " * 400_000  # more than is read in one turn of the loop
-    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n"
+    long = last % 400_000 + b" " * 400_000  # more than is read in one turn of the loop
+    short, odd = last % 2 + b"{}", HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\nodd"
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         frontend.frontend.door.admission.lease().take(1, 1)
-        for _ in range(5):
-            async with Peer(frontend).having_sent(head + body) as peer:
-                assert (await peer.said())[9:12] == b"429"
+        for sent in [long] * 5 + [short * 2, short.replace(b"1.1", b"1.0") * 2, short + b"\0", odd]:
+            async with Peer(frontend).having_sent(sent) as peer:
+                said = await peer.said()
+                assert said[9:12] == b"429"
+                assert said.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_endless_headers_are_cut_off(folder: Path) -> None:
