@@ -153,8 +153,8 @@ def told(model: Path) -> list[int]:
         return list(engine.generate(PROMPT, SHORT)[0].outputs[0].token_ids)
 
 
-def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> None:
-    """Each stream has tokens of the old weights, and behind them what the new ones say behind these."""
+def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> int:
+    """Each stream has tokens of the old weights, and behind them what the new ones say behind these. How many have."""
     with LLMEngine(str(new), threads=1, num_blocks=600) as engine:
         switched = 0
         for stream, (before, _, _) in zip(crowd.streams, old, strict=False):
@@ -166,7 +166,7 @@ def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> None:
             tokens = [*engine.get_tokenizer()(stream.prompt, add_special_tokens=False)["input_ids"], *found[:kept]]
             rest = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS - kept)
             assert engine.generate(tokens, rest)[0].outputs[0].token_ids == found[kept:]
-        assert switched, "no stream had tokens of the new weights that the old ones would not say"
+        return switched
 
 
 async def say_what_they_always_say(crowd: Crowd, undisturbed: dict[str, Said]) -> None:
@@ -228,19 +228,21 @@ async def test_somebody_is_killed_while_weights_are_swapped(
     def ask() -> None:
         asked.append(asyncio.ensure_future(asyncio.to_thread(client.generate, PROMPT, SHORT)))
 
-    crowd = Crowd(swapping.cluster.grpc_address, greedy, count=8)
-    await crowd.talking()
-    swap = lambda: client.update_weights_from_disk("step-1", "one", "keep")  # noqa: E731
-    swapped = await swapping.kill_amid(victim, swap, ask)
-    assert isinstance(swapped, Unavailable) if victim == "scheduler-0" else swapped == "one"
-    (meanwhile,) = await asked[0]
-    assert (meanwhile.weight_version, meanwhile.outputs[0].token_ids) == ("one", wanted)
-    await crowd.finished()
-    assert crowd.errors == []
-    await asyncio.to_thread(check_no_mixture, crowd, undisturbed["greedy"], new)
-    await swapping.until_both(lambda worker: worker.weight_version == "one")
-    await until_done(lambda: client.update_weights_from_disk("model", "two", "keep"))
-    await swapping.until_both(lambda worker: worker.weight_version == "two")
+    switched = 0
+    while not switched:  # on a machine that stands still, streams may be over before the swap begins
+        crowd = Crowd(swapping.cluster.grpc_address, greedy, count=8)
+        await crowd.talking(1)
+        swap = lambda: client.update_weights_from_disk("step-1", "one", "keep")  # noqa: E731
+        swapped = await swapping.kill_amid(victim, swap, ask)
+        assert isinstance(swapped, Unavailable) if victim == "scheduler-0" else swapped == "one"
+        (meanwhile,) = await asked[-1]
+        assert (meanwhile.weight_version, meanwhile.outputs[0].token_ids) == ("one", wanted)
+        await crowd.finished()
+        assert crowd.errors == []
+        switched = await asyncio.to_thread(check_no_mixture, crowd, undisturbed["greedy"], new)
+        await swapping.until_both(lambda worker: worker.weight_version == "one")
+        await until_done(lambda: client.update_weights_from_disk("model", "two", "keep"))
+        await swapping.until_both(lambda worker: worker.weight_version == "two")
     for _ in range(2):  # on either worker
         (after,) = client.generate(PROMPT, SHORT)
         assert (after.weight_version, after.outputs[0].token_ids) == ("two", old)
