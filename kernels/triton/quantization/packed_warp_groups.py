@@ -20,21 +20,26 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.triton.quantization import warp_groups
 from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
+from kernels.triton.quantization.tile_parts import (
+    COLUMNS,
+    GROUP_COLUMNS,
+    add_part,
+    edge,
+    leave_part,
+    number_of_parts,
+    part_of,
+    place_of,
+    say_it_is_there,
+)
 from kernels.triton.quantization.warp_groups import WarpGroupsCut
 
 # Triton before 3.7 has other names for these.
 _copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-GROUP_COLUMNS = gl.constexpr(64)  # of a weight's rows, a group's
-COLUMNS = gl.constexpr(warp_groups.COLUMNS)
 SPAN = gl.constexpr(warp_groups.SPAN)
 CODE_SLOTS = 4
 SLOT_ROWS = 4 * 256
 BOX, FEW = gl.constexpr(128), gl.constexpr(32)  # tokens that are fetched at once
-BAND = gl.constexpr(warp_groups.BAND)
-# That a part is there, and that it was taken. New memory holds the first by chance once in 2**64 times.
-IS_THERE, IS_TAKEN = gl.constexpr(0x5A1D7C3E92B4F086), gl.constexpr(-0x5A1D7C3E92B4F086)
 WIDTH = gl.constexpr(64)  # bytes of a span, and columns of either half of it
 # Lower or upper halves of two bytes, less a zero, times a scale.
 LOW_BFLOAT16 = gl.constexpr("""{
@@ -104,53 +109,6 @@ def _next(slot, phase, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def _edge(program, shared, ROUNDS: gl.constexpr):
-    """The first round of a program's part of the shared tiles, whose rounds are counted from the first tile's first."""
-    return program * (shared * ROUNDS) // gl.num_programs(0)
-
-
-@gluon.jit
-def _whole_ones(whole):
-    """How many of the tiles that no other program has a part of are this one's."""
-    return (whole - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
-
-
-@gluon.jit
-def _number_of_parts(whole, shared, ROUNDS: gl.constexpr):
-    first = _edge(gl.program_id(0), shared, ROUNDS)
-    last = _edge(gl.program_id(0) + 1, shared, ROUNDS)
-    return _whole_ones(whole) + gl.where(first < last, (last - 1) // ROUNDS - first // ROUNDS + 1, 0)
-
-
-@gluon.jit
-def _part(index, whole, shared, ROUNDS: gl.constexpr):
-    """(tile, first round, the round after the last) of one of a program's parts
-
-    Of shared tiles the last comes first: what others wait for is there before they do.
-    """
-    first = _edge(gl.program_id(0), shared, ROUNDS)
-    last = _edge(gl.program_id(0) + 1, shared, ROUNDS)
-    own = _whole_ones(whole)
-    tile = gl.where(first < last, (last - 1) // ROUNDS, 0) - (index - own)
-    begin, end = gl.maximum(first - tile * ROUNDS, 0), gl.minimum(last - tile * ROUNDS, ROUNDS)
-    if index < own:
-        tile, begin, end = gl.program_id(0) + index * gl.num_programs(0), 0, ROUNDS
-    else:
-        tile += whole
-    return tile, begin, end
-
-
-@gluon.jit
-def _place(tile, row_tiles, OUT: gl.constexpr, ROWS: gl.constexpr):
-    """(first token, first column) of a tile"""
-    COLUMN_TILES: gl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
-    band = tile // (BAND * COLUMN_TILES) * BAND
-    inside = tile % (BAND * COLUMN_TILES)
-    rows = gl.minimum(row_tiles - band, BAND)
-    return (band + inside % rows) * ROWS, inside // rows * COLUMNS
-
-
-@gluon.jit
 def _fetch(
     x_tiles, x_few, code_tiles, x_ring, code_ring, x_full, x_empty, codes_full, codes_empty, tokens, whole,
     IN: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
@@ -160,9 +118,9 @@ def _fetch(
     row_tiles = (tokens + ROWS - 1) // ROWS
     shared = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) - whole
     slot, phase, code_slot, code_phase = 0, 1, 0, 1
-    for index in range(_number_of_parts(whole, shared, ROUNDS)):
-        tile, begin, end = _part(index, whole, shared, ROUNDS)
-        row, column = _place(tile, row_tiles, OUT, ROWS)
+    for index in range(number_of_parts(whole, shared, ROUNDS)):
+        tile, begin, end = part_of(index, whole, shared, ROUNDS)
+        row, column = place_of(tile, row_tiles, OUT, ROWS)
         # Not all of a tile: the copy engine fills up what lies behind the last token, which takes its time.
         rows = gl.minimum((tokens - row + FEW - 1) // FEW * FEW, ROWS)
         for step in range(begin * UNROLL, end * UNROLL):
@@ -188,42 +146,6 @@ def _fetch(
 
 
 @gluon.jit
-def _flat(sums, ROWS: gl.constexpr):
-    """[GROUP_COLUMNS, ROWS] -> [all]: what is side by side in a thread, then the threads of a warp, then warps"""
-    by_thread = sums.reshape([4, 2, 8, ROWS // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
-    return by_thread.reshape([GROUP_COLUMNS * ROWS])
-
-
-@gluon.jit
-def _leave_part(sums, part_ptr, ROWS: gl.constexpr):
-    flat = _flat(sums, ROWS)
-    gl.store(part_ptr + gl.arange(0, GROUP_COLUMNS * ROWS, flat.type.layout), flat)
-
-
-@gluon.jit
-def _say_it_is_there(flag):
-    """Of the part that this group has left."""
-    _barrier()
-    gl.atomic_xchg(flag, IS_THERE, sem="release", scope="gpu")
-
-
-@gluon.jit
-def _add_part(sums, part_ptr, flag, ROWS: gl.constexpr, SUMS: gl.constexpr):
-    """Waits for it. In halves: registers have no room for all."""
-    HALF: gl.constexpr = GROUP_COLUMNS * ROWS // 2
-    seen = gl.atomic_cas(flag, IS_THERE, IS_TAKEN, sem="acquire", scope="gpu")
-    while seen != IS_THERE:
-        seen = gl.atomic_cas(flag, IS_THERE, IS_TAKEN, sem="acquire", scope="gpu")
-    _barrier()
-    low, high = gl.split(_flat(sums, ROWS).reshape([2, HALF]).permute((1, 0)))
-    at = part_ptr + gl.arange(0, HALF, low.type.layout)
-    low += gl.load(at, cache_modifier=".cg")
-    high += gl.load(at + HALF, cache_modifier=".cg")
-    by_thread = gl.join(low, high).permute((1, 0)).reshape([ROWS // 8, 4, 8, 4, 2, 2]).permute((1, 4, 2, 0, 3, 5))
-    return gl.convert_layout(by_thread.reshape([GROUP_COLUMNS, ROWS]), SUMS, assert_trivial=True)
-
-
-@gluon.jit
 def _multiply(
     out_tiles, parts_ptr, flags_ptr, scales_ptr, zeros_ptr, bias_ptr, stage, x_ring, code_ring,
     x_full, x_empty, codes_full, codes_empty, tokens, whole,
@@ -246,10 +168,10 @@ def _multiply(
     SIZE: gl.constexpr = GROUP_COLUMNS * ROWS
     row_tiles = (tokens + ROWS - 1) // ROWS
     shared = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) - whole
-    parts = _number_of_parts(whole, shared, ROUNDS)
+    parts = number_of_parts(whole, shared, ROUNDS)
     mine = gl.program_id(0) * 2 + PART
-    tile, begin, end = _part(0, whole, shared, ROUNDS)
-    row, column = _place(tile, row_tiles, OUT, ROWS)
+    tile, begin, end = part_of(0, whole, shared, ROUNDS)
+    row, column = place_of(tile, row_tiles, OUT, ROWS)
     inside = PART * GROUP_COLUMNS + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, PAIRS))
     scale, zero = _scales(scales_ptr, zeros_ptr, begin * UNROLL, column + inside, OUT, GROUP, ZERO, OFFSET, DTYPE)
     slot, phase, code_slot, code_phase = 0, 0, 0, 0
@@ -259,8 +181,8 @@ def _multiply(
     has_left = False
     for index in range(parts):
         goes_on = index + 1 < parts
-        next_tile, next_begin, next_end = _part(gl.where(goes_on, index + 1, index), whole, shared, ROUNDS)
-        next_row, next_column = _place(next_tile, row_tiles, OUT, ROWS)
+        next_tile, next_begin, next_end = part_of(gl.where(goes_on, index + 1, index), whole, shared, ROUNDS)
+        next_row, next_column = place_of(next_tile, row_tiles, OUT, ROWS)
         sums = gl.zeros([GROUP_COLUMNS, ROWS], gl.float32, SUMS)
         for round in range(begin, end):
             before = slot
@@ -295,17 +217,17 @@ def _multiply(
             mbarrier.arrive(x_empty.index(before), count=1)
 
         if has_left:
-            _say_it_is_there(flags_ptr + mine)
+            say_it_is_there(flags_ptr + mine)
         has_left = end < ROUNDS
         if has_left:
-            _leave_part(sums, parts_ptr + mine * SIZE, ROWS)
+            leave_part(sums, parts_ptr + mine * SIZE, ROWS)
         else:
             # Programs wait for none but those before them, which run when they do, and which wait after they have left.
             other = gl.program_id(0)
-            while _edge(other, shared, ROUNDS) > _edge(gl.program_id(0), shared, ROUNDS) - begin:
+            while edge(other, shared, ROUNDS) > edge(gl.program_id(0), shared, ROUNDS) - begin:
                 other -= 1
                 its = other * 2 + PART
-                sums = _add_part(sums, parts_ptr + its * SIZE, flags_ptr + its, ROWS, SUMS)
+                sums = add_part(sums, parts_ptr + its * SIZE, flags_ptr + its, ROWS, SUMS)
             column += PART * GROUP_COLUMNS
             if bias_ptr is not None:
                 columns = column + gl.arange(0, GROUP_COLUMNS, gl.SliceLayout(1, SUMS))
@@ -317,7 +239,7 @@ def _multiply(
             _copy_out(out_tiles, [row, column], stage)
         row, column, begin, end = next_row, next_column, next_begin, next_end
     if has_left:
-        _say_it_is_there(flags_ptr + mine)
+        say_it_is_there(flags_ptr + mine)
     tma.store_wait(0)
 
 

@@ -51,12 +51,20 @@ class Peer:
         self.writer.close()
 
     async def said(self) -> bytes:
-        """Until the server has closed the connection."""
+        """Until the server says no more."""
         async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
             except ConnectionResetError:
                 return b""
+
+    async def goes_on(self) -> None:
+        """Until it cannot."""
+        async with asyncio.timeout(60):
+            while True:
+                self.writer.write(b" ")
+                await self.writer.drain()
+                await asyncio.sleep(0.05)
 
 
 async def served(frontend: Running) -> bool:
@@ -117,6 +125,8 @@ async def test_last_words_are_heard_though_more_was_on_its_way(folder: Path) -> 
         peer.writer.write(b"a: b\r\n" * 100_000)  # more than is read in one turn of the loop
         time.sleep(QUICK["header_s"])  # noqa: ASYNC251 - which does not turn, so that time is up with some of it unread
         assert (await peer.said())[9:12] == b"408"
+        with pytest.raises(ConnectionError):  # it is closed, though the peer does not close
+            await peer.goes_on()
 
 
 async def test_a_call_refused_at_the_door_hears_so_while_more_is_on_its_way(
@@ -217,10 +227,12 @@ class Grpc:
             self._opened.append((reader, writer))
 
     async def until_open(self, count: int) -> None:
-        """So many are left, and stay."""
         async with asyncio.timeout(60):
-            while [await self._has_ended(reader) for reader, _ in self._opened].count(False) != count:
+            while await self.num_open() != count:
                 await asyncio.sleep(0.1)
+
+    async def num_open(self) -> int:
+        return [await self._has_ended(reader) for reader, _ in self._opened].count(False)
 
     async def _has_ended(self, reader: asyncio.StreamReader) -> bool:
         try:
@@ -261,6 +273,7 @@ async def test_grpc_connections_of_all_have_a_bound(folder: Path) -> None:
             await clients.open(50)
             await clients.until_open(19)
             await talk(frontend)
+            assert await clients.num_open() == 19
         finally:
             clients.close()
 
@@ -275,6 +288,7 @@ async def test_grpc_connections_that_say_nothing_or_ask_nothing_are_closed(folde
             await clients.open(5)
             await clients.until_open(0)
             await talk(frontend)
+            assert await clients.num_open() == 0
         finally:
             clients.close()
 
