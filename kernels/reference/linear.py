@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+PART = 1024  # rows of a large weight in float32 that a CPU multiplies at a time
+LARGE = 1 << 20  # elements: 4 MiB
+
 
 @dataclass(frozen=True)
 class LinearWeight:
@@ -29,4 +32,23 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
     Products add up in float32 or better, also for 16-bit inputs.
     """
+    if x.dtype is torch.float32 and x.is_cpu and x.size(0) > 1 and weight.weight.numel() > LARGE:
+        return _in_parts(x, weight)
     return functional.linear(x, weight.weight, weight.bias)
+
+
+def _in_parts(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """torch's product arranges the weight before it multiplies, all of it: out of the caches' reach if it is large.
+
+    Measured with 32 rows of 1,024: 3.9 ms for 4.3 with 4,096 outputs, 5.8 for 6.7 with 6,144, 36 for 52 with 37,984.
+    For a single row nothing is arranged, in 16 bits parts cost more.
+    """
+    y = x.new_empty(x.size(0), weight.weight.size(0))
+    for begin in range(0, y.size(1), PART):
+        part = slice(begin, begin + PART)
+        rows = weight.weight[part].t()
+        if weight.bias is None:
+            torch.mm(x, rows, out=y[:, part])
+        else:
+            torch.addmm(weight.bias[part], x, rows, out=y[:, part])
+    return y

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reference.attention.decode_parts import gathered_bytes
 from kernels.reference.attention.kv_dtype import as_bytes, take_blocks, to_cache
 from kernels.reference.rms_norm import rms_norm
-
-GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
 
 
 def prepare_head_linear(weight: torch.Tensor) -> torch.Tensor:
@@ -115,7 +114,7 @@ def _decode(
 ) -> torch.Tensor:
     """One row per sequence, all padded to the width of the tables: no length is read on the host."""
     width = block_tables.size(1) * cache.size(1)
-    chunk = max(1, GATHERED_ELEMENTS // (width * cache.size(3)))
+    chunk = max(1, gathered_bytes(q.device) // (width * cache.size(3) * q.element_size()))
     positions = torch.arange(width, device=q.device)
     parts = []
     for start in range(0, q.size(0), chunk):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.reference.attention.decode_parts import DecodePart, DecodeParts, decode_parts, in_path
 from kernels.reference.attention.kv_dtype import as_bytes, take_blocks
-
-GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
-LAST_BIT = 63  # of a tree's mask
 
 
 def paged_attention(
@@ -24,6 +22,7 @@ def paged_attention(
     softcap: float = 0.0,
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
+    parts: DecodeParts | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
 
@@ -43,6 +42,7 @@ def paged_attention(
     softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
     tree_mask: None, or int64 [num_tokens], of rows that stand in a tree of drafts (arXiv 2305.09781, section 4.2): bit
         i, from 0 on, says whether a row sees the position i before its own; further back than 63 it sees all. -1: all
+    parts: of one row of each sequence, what decode_parts() made of these arguments for several layers; None: made here
     Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
 
     Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
@@ -50,18 +50,18 @@ def paged_attention(
     assert sliding_window or not chunked
     is_single = q.size(0) == 1 and q.device.type == "cpu"  # where a length can be read, and nothing need be masked
     if q.size(0) == block_tables.size(0) and not is_single:
-        return _decode(
-            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap, chunked, tree_mask
-        )
+        if parts is None:
+            parts = decode_parts(block_tables, seq_lens, k_cache, q.dtype, sliding_window, chunked, tree_mask)
+        return _decode(q, k_cache, v_cache, parts, scale, sinks, softcap)
     assert query_start is not None or is_single, "a sequence has several rows"
-    parts = []
+    rows_of_all = []
     starts, lens = [0, 1] if is_single or query_start is None else query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
         mask = None if tree_mask is None else tree_mask[rows]
-        parts.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+        rows_of_all.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
+    return torch.cat(rows_of_all) if len(rows_of_all) > 1 else rows_of_all[0]
 
 
 def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
@@ -95,7 +95,7 @@ def _attend(
         key_positions = torch.arange(num_keys, device=q.device)
         seen = _seen(query_positions, key_positions, window, chunked)
         if tree_mask is not None:
-            seen &= _in_path(query_positions - key_positions, tree_mask)
+            seen &= in_path(query_positions - key_positions, tree_mask)
         out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
     return out.squeeze(0).transpose(0, 1)
 
@@ -104,57 +104,32 @@ def _decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
+    parts: DecodeParts,
     scale: float,
-    window: int,
     sinks: torch.Tensor | None,
     softcap: float,
-    chunked: bool,
-    tree_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One row per sequence, all padded to the width of the tables: no length is read on the host."""
-    width = block_tables.size(1) * k_cache.size(1)
-    per_row = width * k_cache.size(2) * k_cache.size(3)
-    chunk = max(1, GATHERED_ELEMENTS // per_row)
-    key_positions = torch.arange(width, device=q.device)
-    parts = []
-    for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
-        query_positions = seq_lens[rows].unsqueeze(1) - 1
-        seen = _seen(query_positions, key_positions, window, chunked)  # [rows, width]
-        if tree_mask is not None:
-            seen &= _in_path(query_positions - key_positions, tree_mask[rows])
-        places = _places(block_tables[rows], k_cache.size(1))
-        # A masked NaN would still spread: where nothing is seen lies what the row sees anyway, its own key and value,
-        # or those of some place if it is padding.
-        places = torch.where(seen, places, places.gather(1, query_positions.clamp(min=0).long()))
-        k, v = (_gather_places(cache, places, q.dtype) for cache in (k_cache, v_cache))
+    """One row per sequence."""
+    if parts.order is not None:
+        q = q.index_select(0, parts.order)
+    found = []
+    for part in parts.parts:
+        rows = q[part.rows]
+        k, v = (_gather_places(cache, part, q.dtype) for cache in (k_cache, v_cache))
         if sinks is None and not softcap:
-            parts.append(_plain_rows(q[rows], k, v, _mask(seen, q.dtype)[:, None, None], scale))
+            # To a CPU numbers to add cost two thirds of what truths do (490 us and 730 for 32 sequences).
+            found.append(_plain_rows(rows, k, v, part.bias if q.is_cpu else part.seen, scale))
         else:
-            summed = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
-            parts.append(summed.squeeze(2))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+            found.append(_softmax_sum(rows.unsqueeze(2), k, v, part.seen, scale, sinks, softcap).squeeze(2))
+    out = torch.cat(found) if len(found) > 1 else found[0]
+    return out if parts.back is None else out.index_select(0, parts.back)
 
 
-def _places(tables: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[rows, width]: where in the cache each position lies, block * block_size + offset."""
-    offsets = torch.arange(block_size, dtype=tables.dtype, device=tables.device)
-    return (tables.unsqueeze(2) * block_size + offsets).flatten(1)
-
-
-def _gather_places(cache: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[rows, num_kv_heads, width, head_dim]"""
+def _gather_places(cache: torch.Tensor, part: DecodePart, dtype: torch.dtype) -> torch.Tensor:
+    """[num_rows, num_kv_heads, width, head_dim]"""
     tokens = as_bytes(cache).view(-1, *cache.shape[2:])
-    found = tokens.index_select(0, places.flatten()).view(cache.dtype).to(dtype)
-    return found.view(*places.shape, *cache.shape[2:]).transpose(1, 2)
-
-
-def _mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """On a CPU numbers to add cost torch two thirds of what truths do (490 us and 730 for 32 sequences)."""
-    if seen.device.type != "cpu":
-        return seen
-    return torch.zeros((), dtype=dtype).masked_fill(~seen, float("-inf"))
+    found = tokens.index_select(0, part.places).view(cache.dtype).to(dtype)
+    return found.view(part.seen.size(0), part.seen.size(3), *cache.shape[2:]).transpose(1, 2)
 
 
 def _plain_rows(
@@ -204,9 +179,3 @@ def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: in
         return seen
     before = query_positions % window + 1 if chunked else window  # a row sees so many, itself included
     return seen & (key_positions > query_positions - before)
-
-
-def _in_path(distances: torch.Tensor, tree_mask: torch.Tensor) -> torch.Tensor:
-    """`distances` [num_rows, num_keys] back from each row, negative ahead of it -> whether its mask has the bit."""
-    bits = tree_mask.unsqueeze(1) >> distances.clamp(0, LAST_BIT)
-    return (bits & 1).bool() | (distances > LAST_BIT)

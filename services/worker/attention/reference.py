@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from kernels import reference
+from kernels.reference.attention.decode_parts import DecodeParts, decode_parts
 from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 
@@ -13,6 +16,9 @@ class ReferenceAttention:
 
     masks_trees = True
     records_decodes = records_chunks = False
+
+    def __init__(self) -> None:
+        self._parts: tuple[AttentionMetadata | None, dict[Hashable, DecodeParts]] = None, {}  # of which step
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0
@@ -33,6 +39,8 @@ class ReferenceAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        is_decode = metadata.is_decode and q.size(0) > 1
+        parts = self._decode_parts(q, k_cache, metadata, window, chunked) if is_decode else None
         return reference.paged_attention(
             q,
             k_cache,
@@ -46,7 +54,21 @@ class ReferenceAttention:
             softcap,
             chunked,
             metadata.tree_mask,
+            parts,
         )
+
+    def _decode_parts(
+        self, q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int, chunked: bool
+    ) -> DecodeParts:
+        """The same for most layers of a step."""
+        step, parts = self._parts
+        if step is not metadata:
+            self._parts = _, parts = metadata, {}
+        kind = (k_cache.shape[1:], q.dtype, window, chunked)
+        if kind not in parts:
+            tables, lens = metadata.block_tables, metadata.seq_lens
+            parts[kind] = decode_parts(tables, lens, k_cache, q.dtype, window, chunked, metadata.tree_mask)
+        return parts[kind]
 
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
 
 from kernels.reference import paged_attention, qk_norm_rope_store
+from kernels.reference.attention.decode_parts import GATHERED_BYTES, decode_parts
 
 MAX_ERROR = 2e-6  # float32 against double, values of magnitude 1
 
@@ -96,14 +96,60 @@ def test_rows_see_their_own_chunk_only(lengths: list[int], rows: list[int], chun
         assert (found[part] - expected).abs().max() < MAX_ERROR
 
 
-def test_decode_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch too large to be gathered at once."""
-    module = sys.modules["kernels.reference.attention.paged_attention"]  # its package has a function of that name
-    arguments, sequences = paged([7, 1, 16, 33, 2], [1] * 5, 4, (6, 2), 8)
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("window", "chunked"), [(0, False), (6, False), (6, True)])
+@pytest.mark.parametrize("places", [1, 34, 40, 70, 1000])
+def test_decode_in_several_pieces(
+    places: int, window: int, chunked: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch too large to be gathered at once: its rows are sorted by what they see, and come back as they were."""
+    arguments, sequences = paged([7, 1, 16, 33, 2, 33, 9], [1] * 7, 4, (6, 2), 8)
+    rest = {"scale": 0.3, "sliding_window": window, "chunked": chunked, "sinks": torch.randn(6) if sinks else None}
+    alone = [paged_attention(**{**arguments, **of_row(arguments, row)}, **rest)[0] for row in range(len(sequences))]
+    monkeypatch.setitem(GATHERED_BYTES, "cpu", places * 2 * 8 * 4)
+    torch.testing.assert_close(paged_attention(**arguments, **rest), torch.stack(alone))
+
+
+def of_row(arguments: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    return {name: arguments[name][row : row + 1] for name in ("q", "block_tables", "seq_lens")}
+
+
+@pytest.mark.parametrize("places", [1, 20, 1000])
+def test_rows_of_trees_in_several_pieces(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, _ = paged([7, 12, 3], [1] * 3, 4, (4, 2), 8)
+    arguments["tree_mask"] = torch.tensor([0b1, 0b101, -1])
     whole = paged_attention(**arguments, scale=0.3, sliding_window=0)
-    monkeypatch.setattr(module, "GATHERED_ELEMENTS", 2 * arguments["block_tables"].size(1) * 4 * 2 * 8)
+    for row in range(3):
+        seen = int(arguments["seq_lens"][row])
+        wanted = [p for p in range(seen) if int(arguments["tree_mask"][row]) >> (seen - 1 - p) & 1]
+        keys, values = ((x.flatten(0, 1)[places_of(arguments, row)][wanted]) for x in caches(arguments))
+        expected = textbook(arguments["q"][row : row + 1], keys, values, 0.3, 0)
+        assert (whole[row] - expected[0]).abs().max() < MAX_ERROR
+    monkeypatch.setitem(GATHERED_BYTES, "cpu", places * 2 * 8 * 4)
     torch.testing.assert_close(paged_attention(**arguments, scale=0.3, sliding_window=0), whole)
-    assert len(sequences) == 5
+
+
+def caches(arguments: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return arguments["k_cache"], arguments["v_cache"]
+
+
+def places_of(arguments: dict[str, torch.Tensor], row: int) -> list[int]:
+    """Of a sequence's positions, in order."""
+    blocks, block_size = arguments["block_tables"][row].tolist(), arguments["k_cache"].size(1)
+    return [blocks[p // block_size] * block_size + p % block_size for p in range(int(arguments["seq_lens"][row]))]
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_without_lengths_on_the_host(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that is not waited for: rows are as wide as the tables."""
+    arguments, _ = paged([7, 1, 16, 33, 2], [1] * 5, 4, (6, 2), 8)
+    expected = paged_attention(**arguments, scale=0.3, sliding_window=window)
+    tables, lens = arguments["block_tables"], arguments["seq_lens"]
+    monkeypatch.delitem(GATHERED_BYTES, "cpu")
+    parts = decode_parts(tables, lens, arguments["k_cache"], torch.float32, window)
+    assert [part.seen.size(3) for part in parts.parts] == [window or tables.size(1) * 4]
+    found = paged_attention(**arguments, scale=0.3, sliding_window=window, parts=parts)
+    torch.testing.assert_close(found, expected)
 
 
 def prepared(num_tokens: int, dim: int, norms: bool) -> dict[str, object]:

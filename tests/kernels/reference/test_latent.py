@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.reference import head_linear, latent_attention, latent_store, prepare_head_linear
+from kernels.reference.attention.decode_parts import GATHERED_BYTES
 from tests.kernels.latents import latents, stored
 
 MAX_ERROR = 5e-6  # float32 against double, values of magnitude 1
@@ -40,8 +41,11 @@ def test_queries_meet_what_makes_keys_and_sums_what_makes_values() -> None:
         first += count
 
 
+@pytest.mark.parametrize("places", [1, 80, 1000])
 @pytest.mark.parametrize("rows", [[(0, 0, 1), (1, 32, 33), (2, 15, 16)], [(1, 0, 33)], [(0, 0, 1), (1, 20, 33)]])
-def test_decodes_and_chunks(rows: list[tuple[int, int, int]]) -> None:
+def test_decodes_and_chunks(rows: list[tuple[int, int, int]], places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of decode steps too large to be gathered at once."""
+    monkeypatch.setitem(GATHERED_BYTES, "cpu", places * (12 + 4) * 4)
     torch.manual_seed(1)
     case = latents([1, 33, 16], 5, 12, 4, 4, torch.float32)
     found = latent_attention(*case.step(rows), 0.3)

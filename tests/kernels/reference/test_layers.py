@@ -7,6 +7,7 @@ import torch
 
 import kernels
 from kernels import reference
+from kernels.reference.linear import PART
 
 MAX_ERROR = {torch.float32: 1e-6, torch.bfloat16: 0.02}
 dtypes = pytest.mark.parametrize("dtype", MAX_ERROR)
@@ -50,6 +51,22 @@ def test_linear(bias: bool) -> None:
     expected = x.double() @ weight.double().t() + (0 if offset is None else offset.double())
     found = reference.linear(x, reference.prepare_linear(weight, offset))
     assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("out_features", [PART, PART + 1, 2 * PART + 17])
+@pytest.mark.parametrize("rows", [0, 1, 2, 33])
+@pytest.mark.parametrize("bias", [False, True])
+def test_wide_weights(bias: bool, rows: int, out_features: int) -> None:
+    x, weight = randn(rows, 24), randn(out_features, 24)
+    offset = randn(out_features) if bias else None
+    packed = reference.prepare_linear(weight, offset)
+    expected = x.double() @ weight.double().t() + (0 if offset is None else offset.double())
+    found = reference.linear(x, packed)
+    assert (found.shape, found.dtype) == (expected.shape, x.dtype)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    weight[-1] = 0  # as new weights come to a worker: in place of the old ones
+    last = 0 if offset is None else offset[-1]
+    assert (reference.linear(x, packed)[:, -1] == last).all()
 
 
 def test_embed() -> None:
