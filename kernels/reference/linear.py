@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-PART = 1024  # rows of a large weight in float32 that a CPU multiplies at a time
-LARGE = 1 << 20  # elements: 4 MiB
+PART_ROWS = 1024  # of a large weight in float32, multiplied at a time on a CPU
+LARGE_ELEMENTS = 1 << 20  # more are: 4 MiB
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
     Products add up in float32 or better, also for 16-bit inputs.
     """
-    if x.dtype is torch.float32 and x.is_cpu and x.size(0) > 1 and weight.weight.numel() > LARGE:
+    if x.dtype is torch.float32 and x.is_cpu and x.size(0) > 1 and weight.weight.numel() > LARGE_ELEMENTS:
         return _in_parts(x, weight)
     return functional.linear(x, weight.weight, weight.bias)
 
@@ -44,8 +44,8 @@ def _in_parts(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     For a single row nothing is arranged, in 16 bits parts cost more.
     """
     y = x.new_empty(x.size(0), weight.weight.size(0))
-    for begin in range(0, y.size(1), PART):
-        part = slice(begin, begin + PART)
+    for begin in range(0, y.size(1), PART_ROWS):
+        part = slice(begin, begin + PART_ROWS)
         rows = weight.weight[part].t()
         if weight.bias is None:
             torch.mm(x, rows, out=y[:, part])

@@ -54,14 +54,14 @@ def paged_attention(
             parts = decode_parts(block_tables, seq_lens, k_cache, q.dtype, sliding_window, chunked, tree_mask)
         return _decode(q, k_cache, v_cache, parts, scale, sinks, softcap)
     assert query_start is not None or is_single, "a sequence has several rows"
-    rows_of_all = []
+    found = []
     starts, lens = [0, 1] if is_single or query_start is None else query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
         mask = None if tree_mask is None else tree_mask[rows]
-        rows_of_all.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
-    return torch.cat(rows_of_all) if len(rows_of_all) > 1 else rows_of_all[0]
+        found.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
+    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:

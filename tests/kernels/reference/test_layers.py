@@ -7,7 +7,7 @@ import torch
 
 import kernels
 from kernels import reference
-from kernels.reference.linear import PART
+from kernels.reference.linear import LARGE_ELEMENTS, PART_ROWS
 
 MAX_ERROR = {torch.float32: 1e-6, torch.bfloat16: 0.02}
 dtypes = pytest.mark.parametrize("dtype", MAX_ERROR)
@@ -53,11 +53,13 @@ def test_linear(bias: bool) -> None:
     assert (found - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("out_features", [PART, PART + 1, 2 * PART + 17])
+@pytest.mark.parametrize("out_features", [PART_ROWS, PART_ROWS + 1, 2 * PART_ROWS + 17])
 @pytest.mark.parametrize("rows", [0, 1, 2, 33])
 @pytest.mark.parametrize("bias", [False, True])
-def test_wide_weights(bias: bool, rows: int, out_features: int) -> None:
-    x, weight = randn(rows, 24), randn(out_features, 24)
+def test_large_weights(bias: bool, rows: int, out_features: int) -> None:
+    """On both sides of the size from which on they are multiplied in parts."""
+    in_features = LARGE_ELEMENTS // PART_ROWS
+    x, weight = randn(rows, in_features), randn(out_features, in_features) * in_features**-0.5
     offset = randn(out_features) if bias else None
     packed = reference.prepare_linear(weight, offset)
     expected = x.double() @ weight.double().t() + (0 if offset is None else offset.double())
