@@ -114,7 +114,7 @@ def read(stream: IO[bytes]) -> bytes | None:
 def answer_all(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
     """What such a process does, until its stdin ends; it leaves the processors to its parent. `begin`: from the
     introduction to what answers messages."""
-    step_back()
+    step_back(os.getppid())  # once, though the thread that has started it may have stepped back itself
     answer = begin(read(sys.stdin.buffer) or b"")
     _say_no_more()
     write(sys.stdout.buffer, b"")

@@ -16,10 +16,11 @@ import threading
 NICENESS = 5
 
 
-def step_back() -> None:
-    """The calling thread, and processes that it starts. Elsewhere than on Linux priorities are of whole processes."""
+def step_back(process: int | None = None) -> None:
+    """Puts the calling thread, and processes that it starts, behind `process`, which is its own unless it is named.
+    Elsewhere than on Linux priorities are of whole processes."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with contextlib.suppress(OSError):  # not where a sandbox forbids it
-            own = os.getpriority(os.PRIO_PROCESS, os.getpid())
-            os.setpriority(os.PRIO_PROCESS, thread, own + NICENESS)  # at most 19, says the kernel
+            ahead = os.getpriority(os.PRIO_PROCESS, process or os.getpid())
+            os.setpriority(os.PRIO_PROCESS, thread, ahead + NICENESS)  # at most 19, says the kernel

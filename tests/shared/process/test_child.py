@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from shared.errors import Internal
 from shared.process.child import Child
+from shared.process.priority import step_back
+from tests.priorities import has_stepped_back
 
 MORE_THAN_A_PIPE_HOLDS = bytes(1 << 20)
 ECHO = """
@@ -61,4 +64,19 @@ def test_one_that_dies_before_it_has_begun_is_told_with_its_last_words(
 def test_what_it_says_later_is_nobodys(module: Make) -> None:
     child = Child(module(ECHO), b"a")
     assert [child.ask(b"b"), child.ask(b"c")] == [b"ab", b"ac"]
+    child.close()
+
+
+def test_one_that_a_thread_in_the_background_starts_steps_back_no_further(module: Make) -> None:
+    child = Child(module(ECHO), b"a")
+
+    def start() -> None:
+        step_back()
+        child.start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert child.pid is not None
+    assert has_stepped_back(child.pid)
     child.close()
