@@ -95,7 +95,7 @@ def write_keys(path: Path) -> None:
 
 
 async def status_with(kept: Kept, key: str) -> int:
-    async with httpx.AsyncClient(base_url=f"http://{kept.cluster.http_address}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://{kept.cluster.http_address}", timeout=60) as client:
         return (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
 
 

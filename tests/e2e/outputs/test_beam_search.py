@@ -76,7 +76,7 @@ def test_over_http_completions_and_chat(cluster: Cluster, client: Client) -> Non
     expected = client.generate(PROMPTS[0], params)[0]
     question = [{"role": "user", "content": "Hello! Who are you?"}]
     answers = client.chat(question, params)[0]
-    with httpx.Client(base_url=f"http://{cluster.http_address}", timeout=30) as http:
+    with httpx.Client(base_url=f"http://{cluster.http_address}", timeout=60) as http:
         body = {"prompt": PROMPTS[0], **search}
         whole = http.post("/v1/completions", json=body).json()
         streamed = http.post("/v1/completions", json={**body, "stream": True}).text

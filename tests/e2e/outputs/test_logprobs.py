@@ -79,7 +79,7 @@ def test_scoring_choices_over_http(cluster: Cluster) -> None:
     """What evaluation harnesses do: the likelier continuation has the higher sum."""
     body = {"echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 0}
     sums = {}
-    with httpx.Client(base_url=f"http://{cluster.http_address}", timeout=30) as http:
+    with httpx.Client(base_url=f"http://{cluster.http_address}", timeout=60) as http:
         for ending in (" there was", " was there"):
             choice = http.post("/v1/completions", json={**body, "prompt": STORY + ending}).json()["choices"][0]
             assert choice["text"] == STORY + ending

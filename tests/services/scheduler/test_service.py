@@ -638,7 +638,7 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
     while 0 not in frontend.finished:
         worker = await bench.worker(poison=13, step_s=0.005)
         ended = asyncio.ensure_future(frontend.ended(0))
-        await asyncio.wait([worker.task, ended], timeout=30, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[attr-defined]
+        await asyncio.wait([worker.task, ended], timeout=60, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[attr-defined]
         ended.cancel()
         losses += 1
         assert losses < 8

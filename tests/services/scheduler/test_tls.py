@@ -49,7 +49,7 @@ class Secured:
         peer = WorkerPeer(self.address, LIMITS, id=name, step_s=0.005, dialler=Dialler(f"worker {name}", tls))
         task = asyncio.ensure_future(peer.run())
         attached = asyncio.ensure_future(peer.attached.wait())
-        await asyncio.wait([task, attached], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        await asyncio.wait([task, attached], return_when=asyncio.FIRST_COMPLETED, timeout=60)
         attached.cancel()
         if task.done():
             task.result()

@@ -48,7 +48,7 @@ class Guarded:
         peer = WorkerPeer(self.address, LIMITS, id=name, dialler=dialler)
         task = asyncio.ensure_future(peer.run())
         attached = asyncio.ensure_future(peer.attached.wait())
-        await asyncio.wait([task, attached], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait([task, attached], return_when=asyncio.FIRST_COMPLETED, timeout=60)
         attached.cancel()
         if task.done():
             task.result()

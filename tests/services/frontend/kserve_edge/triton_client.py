@@ -34,7 +34,7 @@ def streamed(client: grpc.InferenceServerClient) -> list[str]:
     )
     pieces = []
     while True:
-        result = heard.get(timeout=20)
+        result = heard.get(timeout=60)
         pieces.append(result.as_numpy("text_output")[0].decode())
         if result.get_response().parameters["triton_final_response"].bool_param:
             client.stop_stream()

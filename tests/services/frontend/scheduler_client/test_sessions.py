@@ -161,7 +161,7 @@ async def test_another_model_ends_the_process_with_the_schedulers_words(folder: 
     script.reject_hello = "model.fingerprint: frontend has 'a', scheduler has 'b'"
     async with scheduler(script), running(folder, script.address, until_health=()) as frontend:
         with pytest.raises(FailedPrecondition, match="frontend has 'a', scheduler has 'b'"):
-            await asyncio.wait_for(frontend.task, 30)
+            await asyncio.wait_for(frontend.task, 60)
 
 
 async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path) -> None:
@@ -170,7 +170,7 @@ async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path)
         script.view.model.CopyFrom(model_pb2.ModelIdentity(name="tiny", fingerprint="other", vocab_size=5))
         script.set_view()
         with pytest.raises(FailedPrecondition, match=r"model.vocab_size: frontend .* has .*, scheduler scripted has 5"):
-            await asyncio.wait_for(frontend.task, 30)
+            await asyncio.wait_for(frontend.task, 60)
 
 
 async def test_no_worker_is_unavailable_after_the_patience(folder: Path) -> None:

@@ -21,17 +21,17 @@ with grpc.insecure_channel(address) as channel:
         sampling_params=pb.SamplingParams(temperature=0, max_tokens=4, skip_special_tokens=True),
         stream=True,
     )
-    *chunks, end = stub.Generate(message, timeout=20)
-    info = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=20)
+    *chunks, end = stub.Generate(message, timeout=60)
+    info = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=60)
     print(
         json.dumps(
             {
-                "healthy": stub.HealthCheck(pb.HealthCheckRequest(), timeout=20).healthy,
+                "healthy": stub.HealthCheck(pb.HealthCheckRequest(), timeout=60).healthy,
                 "tokens": [token_id for one in chunks for token_id in one.chunk.token_ids],
                 "finish_reason": end.complete.finish_reason,
                 "prompt_tokens": end.complete.prompt_tokens,
                 "model": info.served_model_name,
-                "running": stub.GetLoads(pb.GetLoadsRequest(), timeout=20).loads[0].num_running_reqs,
+                "running": stub.GetLoads(pb.GetLoadsRequest(), timeout=60).loads[0].num_running_reqs,
             }
         )
     )

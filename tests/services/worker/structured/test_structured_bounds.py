@@ -274,9 +274,9 @@ def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room(m
     names = [str(i).encode() for i in range(5)]
     for name in names:
         pool.prepare(name, pb.StructuredOutput(regex=name.decode()), outcomes.put)
-        assert outcomes.get(timeout=10).error is None
+        assert outcomes.get(timeout=60).error is None
     pool.prepare(names[0], pb.StructuredOutput(regex="0"), outcomes.put)
-    assert outcomes.get(timeout=10).compile_us == 0
+    assert outcomes.get(timeout=60).compile_us == 0
     for name in names:
         pool.release(name)
     assert [pool.grammar(name) is not None for name in names] == [True, False, False, True, True]
