@@ -520,6 +520,7 @@ async def test_where_all_are_to_have_other_weights_it_does_not_matter_with_which
     updated = model_pb2.WeightsIdentity(update=7, version="7", path="new")
     await bench.worker(id="w0", hello=ONES, has_weights=updated)
     await bench.worker(id="w1", hello=TWOS)
+    assert {"w0", "w1"} <= (await bench.status()).keys()
 
 
 async def test_an_adapter_of_another_content_is_another_adapter(start: Start) -> None:

@@ -142,7 +142,9 @@ async def test_certificates_are_exchanged_while_streams_go_on(secured: Secured, 
 
 async def test_half_an_exchange_leaves_the_old_certificate_in_force(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "scheduler.cert").write_text("not there yet")
-    await end(await secured.attach(secured.own()))
+    worker = await secured.attach(secured.own())
+    assert not worker.done()
+    await end(worker)
 
 
 async def test_the_page_of_metrics_wants_a_certificate_too(secured: Secured) -> None:

@@ -52,6 +52,7 @@ class Guarded:
         attached.cancel()
         if task.done():
             task.result()
+        assert peer.attached.is_set()
         return peer, task
 
 
@@ -278,8 +279,13 @@ async def test_a_scheduler_does_not_listen_to_other_machines_without_knowing_who
 
 @pytest.mark.parametrize("fields", [{"insecure": True}, {"secrets": (RIGHT,)}])
 async def test_it_does_with_a_secret_or_when_told_so(tmp_path: Path, fields: dict[str, Any]) -> None:
-    async with scheduler(tmp_path, *fields.pop("secrets", ()), host="0.0.0.0", **fields):
-        pass
+    secrets = fields.get("secrets", ())
+    others = {name: value for name, value in fields.items() if name != "secrets"}
+    async with scheduler(tmp_path, *secrets, host="0.0.0.0", **others) as open_to_all:
+        worker, task = await open_to_all.worker("w0", *secrets)
+        assert worker.attached.is_set()
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _introduced(name: str) -> worker_pb2.AttachRequest:
