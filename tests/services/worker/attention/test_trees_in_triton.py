@@ -60,7 +60,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def said_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int]]:
     """And how many drafts there were, and how many right."""
     pair = Pair(replica)
-    answers = [pair.ask(prompt, 8, eos=()) for prompt in sorted(questions(), key=len)[:2]]
+    answers = [pair.ask(prompt, 12, eos=()) for prompt in sorted(questions(), key=len)[:2]]
     pair.run()
     counts = pair.core.speculation.counts
     return [answer.tokens for answer in answers], (counts.drafts, counts.draft_tokens, counts.accepted_tokens)
