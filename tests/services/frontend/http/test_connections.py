@@ -29,11 +29,19 @@ SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 class Peer:
     """A connection that does what it is told."""
 
-    def __init__(self, frontend: Running) -> None:
+    def __init__(self, frontend: Running, *, takes_little: bool = False) -> None:
+        """`takes_little`: the system keeps a few kilobytes for it, where it would keep megabytes until it reads."""
         self._host, _, self._port = frontend.frontend.http_address.rpartition(":")
+        self._takes_little = takes_little
 
     async def __aenter__(self) -> Peer:
-        self.reader, self.writer = await asyncio.open_connection(self._host, int(self._port))
+        sock = socket.socket()
+        if self._takes_little:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # by which the other side measures its own
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
+        self.reader, self.writer = await asyncio.open_connection(sock=sock)
         return self
 
     @asynccontextmanager
@@ -162,7 +170,7 @@ async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) 
     async with (
         scheduler(script),
         running(folder, script.address, connections=QUICK) as frontend,
-        Peer(frontend) as peer,
+        Peer(frontend, takes_little=True) as peer,
     ):
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         peer.writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -175,7 +183,7 @@ async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) 
 
 async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
     async with (
-        running(folder, until_health=(503,), connections={"per_address": 20}) as frontend,
+        running(folder, until_health=(503,), connections={"per_address": 20, "header_s": 60}) as frontend,
         AsyncExitStack() as stack,
     ):
         await frontend.http.aclose()
@@ -220,9 +228,10 @@ class Grpc:
         self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")
         self._opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def open(self, count: int, *, greeting: bytes = GREETING) -> None:
-        for _ in range(count):
-            reader, writer = await asyncio.open_connection(self._host, int(self._port))
+    async def open(self, count: int, *, greeting: bytes = GREETING, num_addresses: int = 1) -> None:
+        for number in range(count):
+            own = (f"127.0.0.{1 + number % num_addresses}", 0)
+            reader, writer = await asyncio.open_connection(self._host, int(self._port), local_addr=own)
             writer.write(greeting)
             self._opened.append((reader, writer))
 
@@ -252,7 +261,10 @@ class Grpc:
 
 async def test_grpc_connections_of_one_address_have_a_bound_and_those_that_are_there_stay(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, connections={"per_address": 20}) as frontend:
+    async with (
+        scheduler(script),
+        running(folder, script.address, connections={"per_address": 20, "header_s": 60}) as frontend,
+    ):
         await talk(frontend)
         clients = Grpc(frontend)
         try:
@@ -266,14 +278,28 @@ async def test_grpc_connections_of_one_address_have_a_bound_and_those_that_are_t
 
 async def test_grpc_connections_of_all_have_a_bound(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, connections={"grpc": 20}) as frontend:
+    async with scheduler(script), running(folder, script.address, connections={"grpc": 20, "header_s": 60}) as frontend:
+        await talk(frontend)
+        clients = Grpc(frontend)
+        try:
+            await clients.open(50, num_addresses=5)
+            await clients.until_open(19)
+            await talk(frontend)
+            assert await clients.num_open() == 19
+        finally:
+            clients.close()
+
+
+async def test_one_address_gets_half_of_all_grpc_connections(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, connections={"grpc": 20, "header_s": 60}) as frontend:
         await talk(frontend)
         clients = Grpc(frontend)
         try:
             await clients.open(50)
-            await clients.until_open(19)
+            await clients.until_open(9)
             await talk(frontend)
-            assert await clients.num_open() == 19
+            assert await clients.num_open() == 9
         finally:
             clients.close()
 
