@@ -276,30 +276,17 @@ async def test_grpc_connections_of_one_address_have_a_bound_and_those_that_are_t
             clients.close()
 
 
-async def test_grpc_connections_of_all_have_a_bound(folder: Path) -> None:
+@pytest.mark.parametrize(("num_addresses", "kept"), [(5, 19), (1, 9)])  # one address gets half
+async def test_grpc_connections_of_all_have_a_bound(folder: Path, num_addresses: int, kept: int) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, connections={"grpc": 20, "header_s": 60}) as frontend:
         await talk(frontend)
         clients = Grpc(frontend)
         try:
-            await clients.open(50, num_addresses=5)
-            await clients.until_open(19)
+            await clients.open(50, num_addresses=num_addresses)
+            await clients.until_open(kept)
             await talk(frontend)
-            assert await clients.num_open() == 19
-        finally:
-            clients.close()
-
-
-async def test_one_address_gets_half_of_all_grpc_connections(folder: Path) -> None:
-    script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, connections={"grpc": 20, "header_s": 60}) as frontend:
-        await talk(frontend)
-        clients = Grpc(frontend)
-        try:
-            await clients.open(50)
-            await clients.until_open(9)
-            await talk(frontend)
-            assert await clients.num_open() == 9
+            assert await clients.num_open() == kept
         finally:
             clients.close()
 
