@@ -62,7 +62,7 @@ class RequestTraces:
                 what: Attributes = {
                     "quire.finish_reason": finished.reason.name.lower(),
                     "quire.preemptions": finished.sequence.num_preemptions,
-                    "quire.worker_losses": finished.sequence.num_losses,
+                    "quire.worker_losses": len(finished.sequence.losses),
                 }
                 span.end(now, what, "" if finished.failure is None else finished.failure.code)
 
@@ -70,4 +70,4 @@ class RequestTraces:
         """Its worker is lost or leaves."""
         span = self._spans.get(sequence.key)
         if span is not None:
-            span.event("moved", self._clock(), {"quire.worker_losses": sequence.num_losses})
+            span.event("moved", self._clock(), {"quire.worker_losses": len(sequence.losses)})

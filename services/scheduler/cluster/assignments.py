@@ -10,7 +10,7 @@ from services.scheduler.cluster.placement import Placement
 from services.scheduler.cluster.terms import Terms
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, finish
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Loss, Sequence
 from services.scheduler.frontends.submissions import complete
 from services.scheduler.handover.handovers import Handovers
 from services.scheduler.handover.neighbourhood import Neighbourhood
@@ -99,12 +99,13 @@ class Assignments:
         replica.watch(self._handovers.pumped)
         self._workers_changed()
 
-    def detached(self, gone: Replica, *, lost: bool) -> int:
-        """Its sequences go on elsewhere, or wait. Returns how many those are."""
+    def detached(self, gone: Replica, loss: Loss | None) -> int:
+        """Its sequences go on elsewhere, or wait. Returns how many those are. `loss`: it did not leave of its own
+        will."""
         self._handovers.detached(gone)
         self._neighbourhood.detached(gone)
         self._workers_changed()
-        moved = gone.core.evacuate(lost=lost)
+        moved = gone.core.evacuate(loss)
         self._move(moved, gone.last_step_at)
         return len(moved)
 
@@ -220,10 +221,10 @@ class Assignments:
             self._traces.moved(sequence)
             if sequence.started:
                 sequence.moved_at = self._clock() if last_step_at is None else last_step_at
-            if sequence.num_losses < self._settings.max_worker_losses:
+            if len(sequence.losses) < self._settings.max_worker_losses:
                 self._place_again(sequence)
             else:
-                text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
+                text = f"{len(sequence.losses)} workers in a row were lost while this ran on them, the last time alone"
                 self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))
 
     def _hand_over(self, sequence: Sequence, target: Replica) -> None:

@@ -12,7 +12,7 @@ from services.scheduler.cluster.terms import Terms
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, Finished
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Loss, Sequence
 from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submission_checks import check_ids, refusal
 from services.scheduler.frontends.submissions import SequenceFactory, adapter_of
@@ -52,6 +52,7 @@ class Cluster:
         self._factory = SequenceFactory()
         self._live = LiveSequences()
         self._counts: dict[str, Counts] = {}
+        self._cut: dict[str, Loss] = {}  # by worker: its last attachment, if nobody here had given it up
         self._holds = Holds(self.replicas)
         self.adapters = Adapters(
             self.replicas,
@@ -158,6 +159,7 @@ class Cluster:
     def attach(self, replica: Replica) -> None:
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
+        self._forgive(replica)
         self.wanted.attached(replica, self.replicas.values())
         if self.wanted.asleep:  # else others may be falling asleep
             self._holds.set(Hold.SLEEP, True)
@@ -165,6 +167,15 @@ class Cluster:
         self.assignments.attached(replica)
         self.adapters.attached(replica)
         self.assignments.empty_lobby()
+
+    def _forgive(self, replica: Replica) -> None:
+        """The same process again, of which only the connection was lost: no sequence is to blame for that."""
+        cut = self._cut.pop(replica.id, None)
+        if cut is None or not replica.hello.connection_lost or cut.epoch != replica.hello.last_epoch:
+            return
+        for sequence in self._live:
+            if cut in sequence.losses:
+                sequence.losses = tuple(loss for loss in sequence.losses if loss != cut)
 
     def _adapter_came(self) -> None:
         self.assignments.empty_lobby()
@@ -185,7 +196,10 @@ class Cluster:
         replica.adapters.lose()
         replica.orders.lose()
         replica.flush()
-        num_moved = self.assignments.detached(replica, lost=lost)
+        loss = Loss(replica.id, replica.epoch) if lost else None
+        if loss is not None and not replica.given_up:
+            self._cut[replica.id] = loss
+        num_moved = self.assignments.detached(replica, loss)
         log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
 
     def let_leave(self, replica: Replica) -> None:

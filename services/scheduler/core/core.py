@@ -25,7 +25,7 @@ from services.scheduler.core.scheduling.entry import Entry
 from services.scheduler.core.scheduling.growth import Grower
 from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
 from services.scheduler.core.scheduling.results import ResultProcessor
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Loss, Sequence
 from services.scheduler.core.state import CoreState
 from services.scheduler.core.timing.chunk_limit import ChunkLimit
 from services.scheduler.core.timing.depth import Depth
@@ -221,10 +221,10 @@ class Core:
         is_next = not self.waiting and self.running.num_free_slots > self.state.searches.num_reserved
         return is_next and missing <= self.kv.pool.num_free
 
-    def evacuate(self, *, lost: bool = False) -> list[Sequence]:
-        """The worker is gone: every unfinished sequence, in order of arrival; the core forgets them. `lost`: it did not
+    def evacuate(self, loss: Loss | None = None) -> list[Sequence]:
+        """The worker is gone: every unfinished sequence, in order of arrival; the core forgets them. `loss`: it did not
         leave of its own will, and what ran may be the cause."""
-        return self.state.evacuate(lost=lost)
+        return self.state.evacuate(loss)
 
     def evacuate_waiting(self) -> list[Sequence]:
         """Those that hold no slot, in order of arrival; the core forgets them."""

@@ -193,7 +193,7 @@ class LateQueries:
             tenant=first.tenant,
             arrival=first.arrival,
             order=first.order,
-            num_losses=max(document.num_losses for document in users),
+            losses=max((document.losses for document in users), key=len),
         )
         self._begun.append(held.sequence)
 

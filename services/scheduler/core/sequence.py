@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,13 @@ class SequenceStatus(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+
+
+class Loss(NamedTuple):
+    """An attachment of a worker that ended, and not of the worker's own will."""
+
+    worker_id: str
+    epoch: int
 
 
 class Row(Protocol):
@@ -105,7 +112,7 @@ class Sequence:
     num_preemptions: int = 0
     ends: tuple[int, ...] = ()  # of its prompt, leading blocks behind which others may start (transfers/reach.py)
     num_fetches: int = 0  # times that blocks of it were brought back from host memory
-    num_losses: int = 0  # workers lost in a row while it ran, without a token in between
+    losses: tuple[Loss, ...] = ()  # in a row, without a token in between
     moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on
     num_queued_tokens: int = 0  # num_tokens when it was last put into the queue
     num_cached_tokens: int = 0  # at its first admission
@@ -119,7 +126,7 @@ class Sequence:
     @property
     def suspect(self) -> bool:
         """It may be what kills workers: let it show that alone."""
-        return self.num_losses > 1
+        return len(self.losses) > 1
 
     @property
     def num_tokens(self) -> int:

@@ -24,7 +24,7 @@ from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
 from services.scheduler.core.scheduling.siblings import Siblings
-from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
 from services.scheduler.core.tables import Tables
 from services.scheduler.core.timing.forecast import Forecast
 from services.scheduler.core.transfers.transfers import Transfers
@@ -177,10 +177,10 @@ class CoreState:
                 document.status = SequenceStatus.BLOCKED
         self._begin_queries()
 
-    def _lose_query(self, sequence: Sequence, *, lost: bool) -> None:
+    def _lose_query(self, sequence: Sequence, loss: Loss | None) -> None:
         """The worker is gone that computed it, and what it may have died of is what its documents ask for."""
         for document in self.queries.waiting_for(sequence):
-            document.num_losses += lost
+            document.losses += () if loss is None else (loss,)
         sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.key]
 
@@ -317,23 +317,23 @@ class CoreState:
         sequence.order = -1
         sequence.status = SequenceStatus.WAITING
 
-    def evacuate(self, *, lost: bool) -> list[Sequence]:
-        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival. `lost`: it did not
+    def evacuate(self, loss: Loss | None) -> list[Sequence]:
+        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival. `loss`: it did not
         leave of its own will, and what ran may be the cause."""
         for slot in np.flatnonzero(self.running.live).tolist():
             progressed = self.running.has_progressed(self.running.sequence(slot))
             sequence = self.running.leave(slot)
             self.siblings.left(sequence, slot)
-            if lost:
-                sequence.num_losses = 1 if progressed else sequence.num_losses + 1
+            if loss is not None:
+                sequence.losses = (loss,) if progressed else (*sequence.losses, loss)
             if sequence.is_query:
-                self._lose_query(sequence, lost=lost)
+                self._lose_query(sequence, loss)
             elif not sequence.is_beam:
                 sequence.status = SequenceStatus.WAITING
                 self.waiting.push(sequence)
         for root in self.searches.abandon():
             root.status = SequenceStatus.WAITING
-            root.num_losses += lost
+            root.losses += () if loss is None else (loss,)
             self.waiting.push(root)
         self.flights.clear()
         return self.evacuate_waiting()

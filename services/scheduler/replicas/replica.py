@@ -61,6 +61,7 @@ class Replica:
         self.core = core
         self.changes = changes
         self.leaving = False
+        self.given_up = False  # here, because something was wrong
         self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.operations.adapter_loads[outcome].inc())
         self.orders = ReplicaOrders(send)
         self.weights = weights_of(hello)

@@ -199,8 +199,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 session.pump(),
             )
         except Unavailable as error:
+            replica.given_up = True
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
+        except Exception:
+            replica.given_up = True
+            raise
         finally:
             if self._directory is not None:
                 self._directory.untrack(replica)
@@ -303,6 +307,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.sleep(OVERDUE_CHECK_S)
             before, oldest = oldest, replica.oldest_sent_at
             num_checks = num_checks + 1 if oldest is not None and oldest == before else 0
+        replica.given_up = True
         self._metrics.workers_lost.labels("step_deadline").inc()
         log.warning("worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.overdue_s(), 1))
 

@@ -27,6 +27,7 @@ log = logger("worker.session")
 
 Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+RPC_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter: a write after the end
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
@@ -92,7 +93,7 @@ class Session:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             fetch = functools.partial(self._fetch_weights, channel)
             attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s, fetch)
-            broken = False
+            broken = cut = False
             try:
                 await lifecycle.first(call.wait_for_connection(), self._shutdown.wait())
                 if not self._shutdown.requested:
@@ -109,10 +110,11 @@ class Session:
                 return "the call was cancelled on this side"
             except Exception as error:
                 broken = isinstance(error, BrokenSession)
+                cut = await _is_cut(error, call)
                 return await self._why(error, call, attachment)
             finally:
                 call.cancel()
-                self._over(attachment, broken)
+                self._over(attachment, broken=broken, cut=cut)
 
     async def _meet(self, call: Call) -> None:
         address = self._route.address
@@ -146,8 +148,10 @@ class Session:
         log.info("attached", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
         await self._observer.attached(welcome)
 
-    def _over(self, attachment: Attachment, broken: bool) -> None:
+    def _over(self, attachment: Attachment, *, broken: bool, cut: bool) -> None:
+        """`cut`: its connection was lost."""
         if attachment.epoch:
+            self._hello.connection_lost = cut
             self._observer.detached(broken=broken)
         if attachment.num_results:
             self._pause_s = FIRST_PAUSE_S
@@ -165,10 +169,15 @@ class Session:
                 return str(error)
             case QuireError():
                 return error.message
-            case grpc.aio.AioRpcError() | asyncio.InvalidStateError():  # the latter: a write after the end
-                return await _why_ended(call, welcomed=bool(attachment.epoch))
+        if isinstance(error, RPC_ENDED):
+            return await _why_ended(call, welcomed=bool(attachment.epoch))
         log.exception("attachment failed", scheduler=self._route.address)
         return f"{type(error).__name__}: {error}"
+
+
+async def _is_cut(error: Exception, call: Call) -> bool:
+    """Whether a call, which is over, is so because the connection was lost."""
+    return isinstance(error, RPC_ENDED) and await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def _why_ended(call: Call, *, welcomed: bool) -> str:

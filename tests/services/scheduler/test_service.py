@@ -649,6 +649,41 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
     assert frontend.tokens[1] == oracle(good, len(good) + 30, eos=False)
 
 
+async def test_a_lost_connection_is_no_sequences_doing(start: Start) -> None:
+    """It is lost with the first step again and again, and the worker comes back as the same process."""
+    bench = await start()
+    frontend = await bench.frontend()
+    fragile = [13, 1, 2]
+    await frontend.submit(0, fragile, max_tokens=30, eos_token_ids=b"")
+    last_epoch = 0
+    for _ in range(2 * SchedulerSettings().max_worker_losses):
+        hello = worker_pb2.WorkerHello(last_epoch=last_epoch, connection_lost=True)
+        worker = await bench.worker(poison=13, hello=hello)
+        await asyncio.wait([worker.task])  # type: ignore[attr-defined]
+        last_epoch = worker.epoch
+    await bench.worker(hello=worker_pb2.WorkerHello(last_epoch=last_epoch, connection_lost=True))
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(fragile, len(fragile) + 30, eos=False)
+
+
+@pytest.mark.parametrize("says", ["another process", "given up"])
+async def test_only_a_lost_connection_is_forgiven(start: Start, says: str) -> None:
+    """Not another process's, and not where the scheduler gave the worker up, whatever that says."""
+    given_up = says == "given up"
+    bench = await start(step_deadline_s=0.25)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    last_epoch = 0
+    for _ in range(SchedulerSettings().max_worker_losses):
+        hello = worker_pb2.WorkerHello(last_epoch=last_epoch, connection_lost=True)
+        hung = {"hold": asyncio.Event(), "reads_on": True} if given_up else {"poison": PROMPTS[0][0]}
+        worker = await bench.worker(hello=hello, **hung)
+        await asyncio.wait([worker.task])  # type: ignore[attr-defined]
+        last_epoch = worker.epoch if given_up else 0
+    await frontend.ended(0)
+    assert "lost while this ran" in frontend.finished[0].error.message
+
+
 async def test_health_is_per_service_and_the_first_message_must_be_hello(start: Start) -> None:
     bench = await start()
     async with grpc.aio.insecure_channel(bench.address) as channel:

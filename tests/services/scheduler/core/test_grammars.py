@@ -13,7 +13,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import StepResult
-from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]
@@ -97,7 +97,7 @@ def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
         c.add(under(key, grammar_id))
     c.grammar_prepared(A)
     run(c)
-    moved = c.evacuate(lost=True)
+    moved = c.evacuate(Loss("w", 1))
     assert [sequence.key for sequence in moved] == [1, 2, 3]
     for sequence in moved:
         other.add(sequence)

@@ -13,7 +13,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, StepPlan, StepResult
-from services.scheduler.core.sequence import LateQuery
+from services.scheduler.core.sequence import LateQuery, Loss
 from services.scheduler.policies import find_policy
 from shared.columns import i32_bytes
 from shared.kv.kv_specs import NOTHING
@@ -214,8 +214,8 @@ def test_a_lost_worker_leaves_documents_that_ask_another_for_their_query() -> No
     for key in range(3):
         read(first, key, query(7), 60)
     Held(first).launch()  # with the first document
-    moved = first.evacuate(lost=True)
-    assert [(document.key, document.num_losses) for document in moved] == [(0, 1), (1, 0), (2, 0)]
+    moved = first.evacuate(Loss("w", 1))
+    assert [(document.key, len(document.losses)) for document in moved] == [(0, 1), (1, 0), (2, 0)]
     assert not first.state.sequences
     for document in moved:
         second.add(document)
@@ -233,8 +233,8 @@ def test_a_query_that_kills_workers_counts_for_its_documents() -> None:
         for document in moved or []:
             core.add(document)
         Held(core).launch()  # a chunk of the query
-        moved = core.evacuate(lost=True)
-        assert [document.num_losses for document in moved] == [losses + 1]
+        moved = core.evacuate(Loss("w", losses))
+        assert [len(document.losses) for document in moved] == [losses + 1]
 
 
 def test_documents_without_a_slot_leave_a_worker_that_goes() -> None:

@@ -35,6 +35,7 @@ from shared.process.lifecycle import Shutdown
 from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from shared.settings import WorkerSettings
 from tests.admin import admin_of, calling
+from tests.chaos.proxy import Proxy
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
@@ -185,6 +186,30 @@ async def test_the_worker_comes_back_with_what_it_holds(
     await finish(worker, session)
 
 
+async def test_a_worker_says_that_only_its_connection_was_lost(start: Start, scheduler: ScriptedScheduler) -> None:
+    async def works(session: Session, epoch: int) -> None:
+        await session.plan(PaperScheduler(4, 128, epoch=epoch).plan([New(0, PROMPT)], {0: 6}))
+        await session.result()
+
+    proxy = Proxy(f"127.0.0.1:{scheduler.port}")
+    await proxy.start()
+    try:
+        worker = start(scheduler=f"127.0.0.1:{proxy.port}")
+        session, hello = await scheduler.attached(epoch=5)
+        assert not hello.connection_lost
+        await works(session, 5)
+        proxy.cut()
+        session, hello = await scheduler.attached(epoch=6)
+        assert (hello.last_epoch, hello.connection_lost) == (5, True)
+        await works(session, 6)
+        session.close()
+        session, hello = await scheduler.attached(epoch=7)
+        assert (hello.last_epoch, hello.connection_lost) == (6, False)
+        await finish(worker, session)
+    finally:
+        await proxy.close()
+
+
 def stale_epoch(plan: pb.StepPlan) -> None:
     plan.epoch -= 1
 
@@ -223,7 +248,7 @@ async def test_a_plan_that_cannot_be_meant_ends_the_session_and_a_new_one_begins
     await session.plan(plan)
     await session.ended()
     session, hello = await scheduler.attached(epoch=6)
-    assert hello.last_epoch == 5
+    assert (hello.last_epoch, hello.connection_lost) == (5, False)
     logs.flush()
     assert text in worker.capture.readouterr().err
     fresh = PaperScheduler(4, 128, epoch=6)

@@ -11,7 +11,7 @@ import pytest
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Loss, Sequence
 from services.scheduler.frontends.submissions import Payload
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.scheduling.test_siblings import PROMPT, Run
@@ -177,7 +177,7 @@ def test_a_search_goes_on_on_another_worker(core: NewCore) -> None:
         first.core.add(root)
         for _ in range(at):
             first.step()
-        (moved,) = first.core.evacuate(lost=True)
+        (moved,) = first.core.evacuate(Loss("w", 1))
         assert moved is root
         assert not first.core.has_work
         second.core.add(root)

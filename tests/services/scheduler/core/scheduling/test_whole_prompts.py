@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import StepResult
+from services.scheduler.core.sequence import Loss
 from shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
@@ -91,7 +92,7 @@ def test_a_lost_worker_leaves_prompts_that_another_reads_from_the_start() -> Non
     for key in range(3):
         read(first, key, 60)
     first.schedule(0)
-    for sequence in first.evacuate(lost=True):
+    for sequence in first.evacuate(Loss("w", 1)):
         second.add(sequence)
     assert [step(second) for _ in range(3)] == [[0], [1], [2]]
 
