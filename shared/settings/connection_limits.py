@@ -14,7 +14,9 @@ class ConnectionLimits:
     header_bytes: int = 65_536  # of a call, its target included
     body_s: int = 60  # until its body is complete
     write_s: int = 60  # for a client that does not read to take something again
-    idle_s: int = 5  # between calls
+    # Between calls; longer than clients and load balancers keep a connection themselves: a call that comes as the
+    # server closes is lost.
+    idle_s: int = 75
     per_address: int = 4096  # connections of one address, at most half of all; of gRPC as many again
     grpc: int = 16_384  # gRPC connections of all addresses, at most a third of the process's descriptors
     grpc_idle_s: int = 300  # of a gRPC connection without a call; clients open it again by themselves

@@ -135,7 +135,6 @@ async def running(
         "schedulers": schedulers,
         "unavailable_after_s": 60.0,
         "drain_timeout_s": 5.0,
-        "connections": {"idle_s": 60},
         **settings,
     }
     shutdown, asked = Shutdown(), FrontendSettings(**values)

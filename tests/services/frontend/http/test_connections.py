@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from services.frontend.http.connections import Connections
@@ -21,7 +22,7 @@ from shared.settings.connection_limits import ConnectionLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
-QUICK = {"header_s": 2, "body_s": 2, "write_s": 2, "idle_s": 60}  # a client that is served may be held up, too
+QUICK = {"header_s": 2, "body_s": 2, "write_s": 2}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
@@ -104,6 +105,13 @@ async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: b
     closed = {k: v for k, v in metrics.items() if k.startswith("quire_frontend_closed_connections_total")}
     assert sum(closed.values()) == 50
     assert script.submissions  # only those of `served`
+
+
+def test_an_unused_connection_is_closed_by_the_client() -> None:
+    """Else a call could meet the end of its connection."""
+    of_httpx, of_load_balancers = httpx.Limits().keepalive_expiry, 60
+    assert of_httpx is not None
+    assert ConnectionLimits().idle_s > max(of_httpx, of_load_balancers)
 
 
 async def test_a_drop_of_body_at_a_time_does_not_buy_time(folder: Path) -> None:
