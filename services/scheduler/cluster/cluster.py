@@ -169,9 +169,10 @@ class Cluster:
         self.assignments.empty_lobby()
 
     def _forgive(self, replica: Replica) -> None:
-        """The same process again, of which only the connection was lost: no sequence is to blame for that."""
+        """The same process again, of which only the connection was lost: no sequence is to blame for that. Its last
+        epoch is an earlier one if that connection was lost before it was welcome."""
         cut = self._cut.pop(replica.id, None)
-        if cut is None or not replica.hello.connection_lost or cut.epoch != replica.hello.last_epoch:
+        if cut is None or not replica.hello.connection_lost or not 0 < replica.hello.last_epoch <= cut.epoch:
             return
         for sequence in self._live:
             if cut in sequence.losses:

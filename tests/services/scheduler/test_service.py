@@ -649,8 +649,10 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
     assert frontend.tokens[1] == oracle(good, len(good) + 30, eos=False)
 
 
-async def test_a_lost_connection_is_no_sequences_doing(start: Start) -> None:
-    """It is lost with the first step again and again, and the worker comes back as the same process."""
+@pytest.mark.parametrize("hears_welcome", [True, False])
+async def test_a_lost_connection_is_no_sequences_doing(start: Start, hears_welcome: bool) -> None:
+    """It is lost with the first step again and again, and the worker comes back as the same process. One that did not
+    hear that it was welcome knows of an earlier epoch."""
     bench = await start()
     frontend = await bench.frontend()
     fragile = [13, 1, 2]
@@ -660,16 +662,15 @@ async def test_a_lost_connection_is_no_sequences_doing(start: Start) -> None:
         hello = worker_pb2.WorkerHello(last_epoch=last_epoch, connection_lost=True)
         worker = await bench.worker(poison=13, hello=hello)
         await asyncio.wait([worker.task])  # type: ignore[attr-defined]
-        last_epoch = worker.epoch
+        last_epoch = worker.epoch if hears_welcome or not last_epoch else last_epoch
     await bench.worker(hello=worker_pb2.WorkerHello(last_epoch=last_epoch, connection_lost=True))
     await frontend.ended(0)
     assert frontend.tokens[0] == oracle(fragile, len(fragile) + 30, eos=False)
 
 
-@pytest.mark.parametrize("says", ["another process", "given up"])
-async def test_only_a_lost_connection_is_forgiven(start: Start, says: str) -> None:
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_only_a_lost_connection_is_forgiven(start: Start, given_up: bool) -> None:
     """Not another process's, and not where the scheduler gave the worker up, whatever that says."""
-    given_up = says == "given up"
     bench = await start(step_deadline_s=0.25)
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")

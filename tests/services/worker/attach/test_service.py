@@ -303,6 +303,7 @@ async def test_a_worker_that_is_not_let_go_leaves_when_time_is_up(start: Start, 
     worker.shutdown.request()
     await session.leaving()
     await worker.ends()
+    assert not session.over.is_set(), "nobody let it go"
 
 
 async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_told(
@@ -312,6 +313,7 @@ async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_tol
     worker = start()
     while "not attached" not in worker.capture.readouterr().err:
         await asyncio.sleep(0.01)
+    assert not worker.task.done(), "it tries on"
     worker.shutdown.request()
     await worker.ends()
     await scheduler.start()
@@ -333,8 +335,11 @@ async def test_an_attachment_that_is_refused_later_is_followed_by_another(
 ) -> None:
     worker = start()
     session, _ = await scheduler.attached(epoch=5)
+    await session.plan(PaperScheduler(4, 128, epoch=5).plan([New(0, PROMPT)], {0: 6}))
+    await session.result()
     session.refuse("this session is over")
-    session, _ = await scheduler.attached(epoch=6)
+    session, hello = await scheduler.attached(epoch=6)
+    assert (hello.last_epoch, hello.connection_lost) == (5, False)
     await finish(worker, session)
 
 
