@@ -54,7 +54,7 @@ class Bench:
         peer.task = asyncio.ensure_future(peer.run())  # type: ignore[attr-defined]
         self.tasks.append(peer.task)  # type: ignore[attr-defined]
         await asyncio.wait([peer.task, asyncio.ensure_future(peer.attached.wait())], return_when="FIRST_COMPLETED")  # type: ignore[attr-defined]
-        if peer.task.done():  # type: ignore[attr-defined]
+        if not peer.attached.is_set():  # one that was may have ended since
             peer.task.result()  # type: ignore[attr-defined]
         return peer
 
