@@ -13,6 +13,7 @@ from typing import Any
 from services.frontend.access.account import Account, Level
 from shared.logs import logger
 from shared.prefix_index import redis_error
+from shared.process.supervision import pause
 
 log = logger("access")
 
@@ -60,7 +61,7 @@ class SharedUse:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(SYNC_S)
+            await pause(SYNC_S)
             await self.sync()
 
     async def sync(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from services.frontend.access.key import Digest, Key, digest, read_key
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.prefix_index import redis_error
+from shared.process.supervision import pause
 from shared.security.private_file import PrivateFile, Unusable
 
 log = logger("access")
@@ -107,7 +107,7 @@ class RedisKeys:
         """Until cancelled."""
         while True:
             await self._read()
-            await asyncio.sleep(RELOAD_S)
+            await pause(RELOAD_S)
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, RegistryReader, SchedulerEntry, WorkerEntry
+from shared.process.supervision import pause
 
 log = logger("directory")
 
@@ -70,7 +70,7 @@ class Directory:
                 self._set_up(False, str(error) or repr(error))
             else:
                 self._set_up(True)
-            await asyncio.sleep(INTERVAL_S)
+            await pause(INTERVAL_S)
 
     async def _read(self) -> None:
         self._on_schedulers(await self._registry.schedulers())

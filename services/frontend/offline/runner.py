@@ -73,7 +73,8 @@ class BatchRunner:
                         self._running[batch.id] = tasks.start(f"batch {batch.id}", self._claim(batch.id))
                 self._news.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), POLL_S)
+                    async with asyncio.timeout(POLL_S):
+                        await self._news.wait()
         finally:
             for task in self._running.values():
                 task.cancel()

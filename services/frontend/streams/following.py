@@ -11,7 +11,7 @@ from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import away, not_found
 from shared.errors import QuireError
 from shared.logs import logger
-from shared.process.supervision import Tasks
+from shared.process.supervision import Tasks, pause
 
 log = logger("streams")
 
@@ -49,9 +49,9 @@ class Following:
             wanted = [stream for stream in self._list_wanted() if stream not in self._taking]
             if wanted:
                 await self.look(wanted)
-                await asyncio.sleep(LOOK_S)
+                await pause(LOOK_S)
             elif self._taking:
-                await asyncio.sleep(LOOK_S)
+                await pause(LOOK_S)
             else:
                 self._is_wanted.clear()
                 await self._is_wanted.wait()

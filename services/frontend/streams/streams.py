@@ -32,7 +32,7 @@ from shared.errors import (
 from shared.logs import logger
 from shared.metrics.streams import StreamMetrics
 from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.process.supervision import Tasks, restarted
+from shared.process.supervision import Tasks, pause, restarted
 
 log = logger("streams")
 
@@ -329,7 +329,7 @@ class Streams:
     async def keep_alive(self) -> None:
         """Renews leases and forgets what nobody wants, until cancelled."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await pause(HEARTBEAT_S)
             await self.beat()
 
     async def beat(self) -> None:

@@ -16,7 +16,7 @@ from services.scheduler.replicas.replica import Replica
 from shared.logs import logger
 from shared.metrics.scheduler import DirectoryMetrics
 from shared.prefix_index import BlockKeys, SchedulerEntry, redis_error
-from shared.process.supervision import is_asked_to_end
+from shared.process.supervision import is_asked_to_end, pause
 
 log = logger("prefix_directory")
 
@@ -70,7 +70,7 @@ class PrefixDirectory:
         """Until cancelled; then takes this scheduler out of the registry."""
         try:
             while True:
-                await asyncio.sleep(await self._round())
+                await pause(await self._round())
         finally:
             if is_asked_to_end():
                 await self._leave()

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import FailedPrecondition, Internal
 from shared.process import supervision
-from shared.process.supervision import Tasks, restarted, vital
+from shared.process.supervision import Tasks, pause, restarted, vital
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,25 @@ async def test_a_vital_task_must_not_just_end(end: Callable[[], Awaitable[None]]
 
 async def test_a_vital_task_may_end_when_it_is_time() -> None:
     await vital("work", returns(), may_end=lambda: True)
+
+
+async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
+    begins = asyncio.Event()
+
+    async def rounds() -> None:
+        while True:
+            begins.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                begins.clear()
+            await pause(0)
+
+    task = asyncio.ensure_future(rounds())
+    await begins.wait()
+    task.cancel()
+    await asyncio.wait([task], timeout=60)
+    assert task.cancelled()
 
 
 async def test_tasks_end_with_their_owner() -> None:

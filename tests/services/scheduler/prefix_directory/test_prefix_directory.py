@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +170,23 @@ async def test_a_prefix_of_several_groups_is_as_long_as_the_scheduler_finds_it(
         seen.add(there)
         await becomes(reader, {"w0": there, "w1": 2} if there else {"w1": 2})
     assert len(seen) > 1, "something was evicted"
+
+
+async def test_a_scheduler_that_is_asked_to_end_while_it_sends_leaves(opened: Open) -> None:
+    """Some Pythons lose that, where what is sent has just been sent."""
+    first, second = opened(), opened("s1")
+    pool = second.directory._redis.connection_pool
+
+    class AskedMeanwhile(pool.connection_class):  # type: ignore[misc, name-defined]
+        async def _send_packed_command(self, command: Iterable[bytes]) -> None:
+            await super()._send_packed_command(command)
+            if first.directory.peers and not second.task.cancelling():
+                second.task.cancel()
+
+    pool.connection_class = AskedMeanwhile
+    await asyncio.wait([second.task], timeout=60)
+    assert second.task.cancelled()
+    await until(lambda: not first.directory.peers)
 
 
 async def test_a_worker_that_goes_takes_its_entries_along(
