@@ -53,6 +53,7 @@ async def test_a_drain_with_hand_over_loses_and_repeats_nothing(folder: Path) ->
         reading = asyncio.create_task(read(frontend))
         await until_told(leaving, frontend, 7)
         leaving.set_view(draining=True)
+        await frontend.until_sessions(1)
         new = asyncio.create_task(read(frontend))
         await heir.until(lambda: heir.submissions)
         leaving.resume()
