@@ -32,7 +32,7 @@ def is_asked_to_end() -> bool:
 async def pause(seconds: float) -> None:
     """Sleeps between the rounds of a task that goes on until it is cancelled; ends it also where that was lost before.
 
-    Until Python 3.12 wait_for(), in which Redis's client sends, loses a cancellation that comes when it has just ended.
+    Until Python 3.12 wait_for(), in which Redis's client sends, loses one that comes as what it waits for ends.
     """
     if is_asked_to_end():
         raise asyncio.CancelledError

@@ -80,6 +80,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
 
     task = asyncio.ensure_future(restarted("work", work, is_needed=False))
     await asyncio.wait_for(tried.wait(), 60)
+    assert not task.done()
     task.cancel()
 
 

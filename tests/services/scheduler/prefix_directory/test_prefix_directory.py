@@ -203,6 +203,7 @@ async def test_a_worker_that_goes_takes_its_entries_along(
     async with asyncio.timeout(60):
         while await client.keys("*blocks*"):
             await asyncio.sleep(0.02)
+    assert await client.keys("*blocks*") == []
     await client.aclose()
 
 
@@ -309,6 +310,7 @@ async def test_the_index_is_whole_again_within_five_seconds(
     await becomes(reader, {"w0": 6})
     await until(lambda: directory.num_entries == worker.core.use.cached)
     await until(lambda: directory.lag_s < 1)
+    assert opening.metrics.errors._value.get() >= 1
 
 
 async def test_a_redis_that_silently_lost_entries_is_noticed(
