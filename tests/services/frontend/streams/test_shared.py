@@ -128,15 +128,18 @@ async def test_a_frontend_that_leaves_hands_its_streams_over(pair: Pair, folder:
 async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair: Pair) -> None:
     """It has not died after all: its readers go on with what the other makes."""
     pair.script.pause()
+    submissions = pair.script.submissions
+    num_before = len(submissions)
     call = pair.a.inference.Generate(asked("still", max_tokens=50))
     with pair.ask_redis() as client:
         async with asyncio.timeout(60):
             while not (leases := client.keys("*:lease:still")):
                 await asyncio.sleep(0.005)
         holder = client.get(leases[0]) or b""
+        await pair.script.until(lambda: len(submissions) == num_before + 1)
         reader = asyncio.create_task(bare(attach(pair.b, "still")))
         async with asyncio.timeout(60):
-            while pair.script.num_running < 2:  # it may have renewed its lease before the other looked
+            while len(submissions) < num_before + 2:  # it may renew its lease before the other looks
                 client.eval(LEAVE, 1, leases[0], holder)
                 await asyncio.sleep(0.005)
     pair.script.resume()
