@@ -45,7 +45,7 @@ TOKENS_PER_SENTENCE = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class FactDocument:
     """A text and the facts that it states, each exactly once."""
 
     text: str
@@ -104,7 +104,7 @@ def _paragraphs(rng: Random, sentences: list[str]) -> str:
     return "\n".join(paragraphs)
 
 
-def sample_document(rng: Random, split: Split, budget: int, asked: int) -> Document:
+def sample_document(rng: Random, split: Split, budget: int, asked: int) -> FactDocument:
     """A document of about `budget` tokens whose first `asked` facts come from `split`.
 
     Between a quarter and six tenths of its sentences state facts. Those that are not asked about come from training.
@@ -118,4 +118,4 @@ def sample_document(rng: Random, split: Split, budget: int, asked: int) -> Docum
         sentences.append(sentence)
         left -= approximate_tokens(sentence)
     rng.shuffle(sentences)
-    return Document(_paragraphs(rng, sentences), tuple(facts))
+    return FactDocument(_paragraphs(rng, sentences), tuple(facts))

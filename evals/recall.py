@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from evals.documents import Document, sample_document
+from evals.documents import FactDocument, sample_document
 from evals.facts import Fact
 from evals.item import Item, Skill, Split, exact, user
 
@@ -15,7 +15,7 @@ BUDGETS: dict[str, int] = {"256": 230, "1k": 950, "2k": 1900, "3.5k": 3330}
 """Size class to the document's length as `approximate_tokens` counts; real prompts stay below the class's name."""
 
 
-def _item(document: Document, fact: Fact, size: str, rng: Random) -> Item:
+def _item(document: FactDocument, fact: Fact, size: str, rng: Random) -> Item:
     messages = (user(f"{document.text}\n\n{fact.question(rng)}"),)
     return Item("recall", size, messages, fact.value, fact.key, max_tokens=32)
 

@@ -40,7 +40,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ToolRequest:
     """What the user wants: the offer that fits, the words, and the value of every slot that the words give."""
 
     offer: Offer
@@ -62,10 +62,10 @@ def _offer(rng: Random, kind: ToolKind) -> Offer:
     return Offer(kind, rng.choice(kind.names), {p.slot: rng.choice(p.names) for p in kind.params})
 
 
-def _request(rng: Random, offer: Offer) -> Request:
+def _request(rng: Random, offer: Offer) -> ToolRequest:
     template = rng.choice(offer.kind.requests)
     slots = {p.slot: p.value(rng) for p in offer.kind.params if f"{{{p.slot}}}" in template}
-    return Request(offer, template.format(**slots), slots)
+    return ToolRequest(offer, template.format(**slots), slots)
 
 
 def spell_call(call: dict[str, Any]) -> str:
@@ -73,7 +73,7 @@ def spell_call(call: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
-def _reply_item(rng: Random, request: Request, tools: tuple[Tool, ...], key: str) -> Item:
+def _reply_item(rng: Random, request: ToolRequest, tools: tuple[Tool, ...], key: str) -> Item:
     """The conversation after the tool answered."""
     kind = request.offer.kind
     result = {name: value(rng) for name, value in kind.result.items()}
@@ -94,7 +94,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
     """A request with tools to choose from; the tools offered and the request's words decide the split."""
     count = int(size) if size.isdigit() else rng.randint(2, 4)
 
-    def candidate() -> tuple[str, tuple[list[Offer], Request]]:
+    def candidate() -> tuple[str, tuple[list[Offer], ToolRequest]]:
         offers = [_offer(rng, kind) for kind in rng.sample(TOOL_KINDS, count)]
         request = _request(rng, rng.choice(offers))
         names = ",".join(sorted(offer.name for offer in offers))

@@ -30,8 +30,8 @@ from quire.requests import (
     ChatExtras,
     ChatMessages,
     EmbedExtras,
-    Options,
     Prompt,
+    RequestOptions,
     chat_request,
     classify_request,
     embed_request,
@@ -61,7 +61,7 @@ class AsyncClient:
         self.batches = AsyncBatches(showing_key(batch_pb2_grpc.BatchServiceStub(self._channel), api_key))
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> RequestOutput:
         call = self._inference.Generate(generate_request(prompt, params, in_one_piece(options)))
         return await _gather(call, plain(prompt))
@@ -70,26 +70,26 @@ class AsyncClient:
         self,
         messages: ChatMessages,
         params: SamplingParams | None = None,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> RequestOutput:
         call = self._inference.Chat(chat_request(messages, params, in_one_piece(options), extras))
         return await _gather(call, messages)
 
     async def embed(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> list[list[float]]:
         batch = [inputs] if is_one(inputs) else list(inputs)
         try:
-            return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
+            return vectors(await self._inference.Embed(embed_request(batch, options or RequestOptions(), extras)))  # type: ignore[arg-type]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
     async def embed_stream(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> AsyncIterator[tuple[int, list[float]]]:
         batch = [inputs] if is_one(inputs) else list(inputs)
-        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or Options(), extras))  # type: ignore[arg-type]
+        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or RequestOptions(), extras))  # type: ignore[arg-type]
         call = self._inference.EmbedStream(asked)
         try:
             async for message in call:
@@ -100,50 +100,56 @@ class AsyncClient:
             call.cancel()
 
     async def encode(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> list[list[list[float]]]:
         batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        request = embed_request(batch, options or RequestOptions(), extras)  # type: ignore[arg-type]
         try:
             return token_vectors(await self._inference.Embed(request))
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
-    async def classify(self, inputs: Prompt | Sequence[Prompt], options: Options | None = None) -> list[Classification]:
+    async def classify(
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None
+    ) -> list[Classification]:
         batch = [inputs] if is_one(inputs) else list(inputs)
-        request = classify_request(batch, options or Options())  # type: ignore[arg-type]
+        request = classify_request(batch, options or RequestOptions())  # type: ignore[arg-type]
         try:
             return classifications(await self._inference.Classify(request))
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
     async def score(
-        self, queries: str | Sequence[str], documents: str | Sequence[str], options: Options | None = None
+        self, queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions | None = None
     ) -> list[float]:
         try:
-            return [*(await self._inference.Score(score_request(queries, documents, options or Options()))).scores]
+            return [
+                *(await self._inference.Score(score_request(queries, documents, options or RequestOptions()))).scores
+            ]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
     async def rerank(
-        self, query: str, documents: Sequence[str], top_n: int = 0, options: Options | None = None
+        self, query: str, documents: Sequence[str], top_n: int = 0, options: RequestOptions | None = None
     ) -> list[Ranked]:
         try:
-            return ranked(await self._inference.Rerank(rerank_request(query, documents, top_n, options or Options())))
+            return ranked(
+                await self._inference.Rerank(rerank_request(query, documents, top_n, options or RequestOptions()))
+            )
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> AsyncIterator[Delta]:
         async for message in self.messages(prompt, params, options):
             yield delta(message)
 
     async def messages(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The protocol's own messages, with usage and log-probabilities."""
-        call = self._inference.Generate(generate_request(prompt, params, options or Options()))
+        call = self._inference.Generate(generate_request(prompt, params, options or RequestOptions()))
         try:
             async for message in call:
                 yield message
@@ -156,10 +162,10 @@ class AsyncClient:
         self,
         messages: ChatMessages,
         params: SamplingParams | None = None,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> AsyncIterator[Delta]:
-        call = self._inference.Chat(chat_request(messages, params, options or Options(), extras))
+        call = self._inference.Chat(chat_request(messages, params, options or RequestOptions(), extras))
         async for item in _deltas(call):
             yield item
 

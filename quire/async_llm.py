@@ -14,7 +14,7 @@ from quire.generating import Generating
 from quire.lora import LoRARequest
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Prompt
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions
 
 
 class AsyncLLM(Embedded):
@@ -41,10 +41,10 @@ class AsyncLLM(Embedded):
         *,
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
     ) -> Generating:
         """Continues a prompt; to be awaited or iterated, once."""
-        options = options or Options()
+        options = options or RequestOptions()
         if request_id:
             options = replace(options, request_id=request_id)
         return Generating(self.client, prompt, params or sampling_params, partial(self._chosen, lora_request, options))
@@ -53,7 +53,7 @@ class AsyncLLM(Embedded):
         self,
         messages: ChatMessages,
         params: SamplingParams | None = None,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
         **extras: Unpack[ChatExtras],
@@ -63,7 +63,7 @@ class AsyncLLM(Embedded):
     async def embed(
         self,
         inputs: Prompt | Sequence[Prompt],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
         **extras: Unpack[EmbedExtras],
@@ -73,7 +73,7 @@ class AsyncLLM(Embedded):
     async def encode(
         self,
         inputs: Prompt | Sequence[Prompt],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
         **extras: Unpack[EmbedExtras],
@@ -83,7 +83,7 @@ class AsyncLLM(Embedded):
     async def classify(
         self,
         inputs: Prompt | Sequence[Prompt],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[Classification]:
@@ -93,7 +93,7 @@ class AsyncLLM(Embedded):
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
@@ -104,7 +104,7 @@ class AsyncLLM(Embedded):
         query: str,
         documents: Sequence[str],
         top_n: int = 0,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[Ranked]:
@@ -118,9 +118,9 @@ class AsyncLLM(Embedded):
         """As LLM.unload_lora_adapter()."""
         return await asyncio.to_thread(self._adapters.unload, lora_name)
 
-    async def _chosen(self, asked: LoRARequest | None, options: Options | None) -> Options:
+    async def _chosen(self, asked: LoRARequest | None, options: RequestOptions | None) -> RequestOptions:
         if asked is None:
-            return options or Options()
+            return options or RequestOptions()
         return await asyncio.to_thread(self._adapters.chosen, asked, options)
 
     async def close(self) -> None:

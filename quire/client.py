@@ -31,9 +31,9 @@ from quire.requests import (
     ChatMessages,
     EachOptions,
     EmbedExtras,
-    Options,
     Params,
     Prompt,
+    RequestOptions,
     chat_request,
     classify_request,
     embed_request,
@@ -120,22 +120,22 @@ class Client:
     def embed(
         self,
         inputs: Prompt | Sequence[Prompt],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         timeout_s: float | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
         """A vector for each input, text or token ids, in their order; `extras`: pooler, normalize, dimensions."""
         batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        request = embed_request(batch, options or RequestOptions(), extras)  # type: ignore[arg-type]
         with translated_errors():
             return vectors(self._inference.Embed(request, timeout=timeout_s))
 
     def embed_stream(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, **extras: Unpack[EmbedExtras]
     ) -> Iterator[tuple[int, list[float]]]:
         """Each input's vector as soon as it is computed, with the input's place."""
         batch = [inputs] if is_one(inputs) else list(inputs)
-        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or Options(), extras))  # type: ignore[arg-type]
+        asked = pb.EmbedStreamRequest(embed=embed_request(batch, options or RequestOptions(), extras))  # type: ignore[arg-type]
         call = self._inference.EmbedStream(asked)
         try:
             with translated_errors():
@@ -146,22 +146,22 @@ class Client:
     def encode(
         self,
         inputs: Prompt | Sequence[Prompt],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         timeout_s: float | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[list[float]]]:
         """All vectors of each input: with pooler all of its tokens, with step of those that are step_tag_id."""
         batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        request = embed_request(batch, options or RequestOptions(), extras)  # type: ignore[arg-type]
         with translated_errors():
             return token_vectors(self._inference.Embed(request, timeout=timeout_s))
 
     def classify(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, timeout_s: float | None = None
+        self, inputs: Prompt | Sequence[Prompt], options: RequestOptions | None = None, timeout_s: float | None = None
     ) -> list[Classification]:
         """The class of each input, text or token ids, in their order."""
         batch = [inputs] if is_one(inputs) else list(inputs)
-        request = classify_request(batch, options or Options())  # type: ignore[arg-type]
+        request = classify_request(batch, options or RequestOptions())  # type: ignore[arg-type]
         with translated_errors():
             return classifications(self._inference.Classify(request, timeout=timeout_s))
 
@@ -169,11 +169,11 @@ class Client:
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[float]:
         """How well each document answers the query, or its own of as many queries."""
-        request = score_request(queries, documents, options or Options())
+        request = score_request(queries, documents, options or RequestOptions())
         with translated_errors():
             return [*self._inference.Score(request, timeout=timeout_s).scores]
 
@@ -182,33 +182,33 @@ class Client:
         query: str,
         documents: Sequence[str],
         top_n: int = 0,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
         """Documents by how well they answer the query, the best first; `top_n`: only so many, 0: all."""
-        request = rerank_request(query, documents, top_n, options or Options())
+        request = rerank_request(query, documents, top_n, options or RequestOptions())
         with translated_errors():
             return ranked(self._inference.Rerank(request, timeout=timeout_s))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Iterator[Delta]:
         """The continuation as it comes."""
-        yield from self._deltas(self._inference.Generate(generate_request(prompt, params, options or Options())))
+        yield from self._deltas(self._inference.Generate(generate_request(prompt, params, options or RequestOptions())))
 
     def stream_chat(
         self,
         messages: ChatMessages,
         params: SamplingParams | None = None,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> Iterator[Delta]:
         """The answer as it comes."""
-        request = chat_request(messages, params, options or Options(), extras)
+        request = chat_request(messages, params, options or RequestOptions(), extras)
         yield from self._deltas(self._inference.Chat(request))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
-        """A stream that was begun with Options(resumable=True), at whichever frontend: what it has told from its
+        """A stream that was begun with RequestOptions(resumable=True), at whichever frontend: what it has told from its
         message `offset` on, then what comes; Delta.offset counts. NotFound once its time is over."""
         call = self._inference.Attach(pb.AttachRequest(request_id=request_id, offset=offset, tenant=tenant))
         try:

@@ -13,7 +13,7 @@ from quire.embedded import by_service
 from quire.lora import LoadedAdapters, LoRARequest, LoRARequests
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import Options, Params, Prompt, for_each, generate_request, is_one, options_for_each, plain
+from quire.requests import Params, Prompt, RequestOptions, for_each, generate_request, is_one, options_for_each, plain
 from shared.errors import FailedPrecondition
 from shared.settings import SERVICES
 
@@ -34,7 +34,7 @@ class LLMEngine:
             sections[service]["model"] = self._folder
             sections[service].setdefault("served_model_name", served)
         made = [SERVICES[service](**sections[service]) for service in ("frontend", "scheduler", "worker")]
-        self._engine = importlib.import_module("services.in_process.engine").Engine(*made)
+        self._engine = importlib.import_module("services.in_process.engine").InProcessEngine(*made)
         self._gathered: dict[str, Gathered] = {}
         self._adapters = LoadedAdapters(self)
 
@@ -46,7 +46,7 @@ class LLMEngine:
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
-        options: Options | None = None,
+        options: RequestOptions | None = None,
     ) -> None:
         """Takes it in; step() computes. `lora_request`: its adapter, which is loaded if it is not there. Raises
         QuireError for what cannot be run, which leaves nothing behind."""

@@ -10,7 +10,7 @@ from typing import Any
 from quire.async_client import AsyncClient
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import Options, Prompt, plain
+from quire.requests import Prompt, RequestOptions, plain
 
 
 class Generating(Coroutine[Any, Any, RequestOutput]):
@@ -24,7 +24,7 @@ class Generating(Coroutine[Any, Any, RequestOutput]):
         client: AsyncClient,
         prompt: Prompt,
         params: SamplingParams | None,
-        options: Callable[[], Awaitable[Options]],
+        options: Callable[[], Awaitable[RequestOptions]],
     ) -> None:
         """`options`: awaited first; of an adapter, they are there when that is."""
         self._client = client

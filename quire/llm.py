@@ -9,7 +9,7 @@ from quire.embedded import Embedded
 from quire.lora import LoRARequest, LoRARequests
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.progress import bar
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Params, Prompt, is_one
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_one
 from shared.errors import InvalidArgument
 from shared.weights_heads import DEFAULT_GROUP
 
@@ -104,7 +104,7 @@ class LLM(Embedded):
         self,
         inputs: Prompt | Sequence[Prompt],
         asked: LoRARequests,
-        ask: Callable[[list[Prompt], Options], list[Pooled]],
+        ask: Callable[[list[Prompt], RequestOptions], list[Pooled]],
     ) -> list[Pooled]:
         """A call for each adapter, since one has all its inputs through the same; results in the order of inputs."""
         batch: list[Any] = [inputs] if is_one(inputs) else list(inputs)

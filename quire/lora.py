@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quire.requests import Options, one_each
+from quire.requests import RequestOptions, one_each
 from shared.errors import InvalidArgument
 
 
@@ -58,25 +58,25 @@ class LoadedAdapters:
         self._paths.pop(name, None)
         return self._source.unload_adapter(name)
 
-    def options(self, asked: LoRARequests, count: int) -> list[Options] | None:
+    def options(self, asked: LoRARequests, count: int) -> list[RequestOptions] | None:
         """Of `count` prompts, once the adapters that they name are there. Raises QuireError."""
         if asked is None:
             return None
         each = [asked] * count if isinstance(asked, LoRARequest) else one_each(asked, count, "lora_request")
         named = dict.fromkeys(request for request in each if request is not None)
         self._have([request for request in named if request.lora_path])
-        return [Options(model=request.lora_name if request else "") for request in each]
+        return [RequestOptions(model=request.lora_name if request else "") for request in each]
 
-    def groups(self, asked: LoRARequests, count: int) -> dict[Options, list[int]]:
+    def groups(self, asked: LoRARequests, count: int) -> dict[RequestOptions, list[int]]:
         """Prompts that go through the same, by their numbers."""
-        found: dict[Options, list[int]] = {}
-        for number, own in enumerate(self.options(asked, count) or [Options()] * count):
+        found: dict[RequestOptions, list[int]] = {}
+        for number, own in enumerate(self.options(asked, count) or [RequestOptions()] * count):
             found.setdefault(own, []).append(number)
         return found
 
-    def chosen(self, asked: LoRARequest | None, options: Options | None = None) -> Options:
+    def chosen(self, asked: LoRARequest | None, options: RequestOptions | None = None) -> RequestOptions:
         """Of one request. Raises QuireError, InvalidArgument where options name a model as well."""
-        options = options or Options()
+        options = options or RequestOptions()
         if asked is None:
             return options
         if not isinstance(asked, LoRARequest):

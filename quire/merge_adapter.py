@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from quire import checkpoint_folder
-from quire.checkpoint_folder import OTHER_WAY_ROUND, Written
+from quire.checkpoint_folder import OTHER_WAY_ROUND, WrittenFolder
 
 
 @dataclass
-class Report:
+class MergeReport:
     """What became of a checkpoint."""
 
     out: Path
@@ -21,7 +21,7 @@ class Report:
     unties: bool = False  # the output head is the table of embeddings no more
 
 
-def merge(folder: Path, adapter: Path, out: Path) -> Report:
+def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
     """One file of weights is in memory at a time, and the adapter. Sums are of float32, rounded once.
 
     Raises InvalidArgument for a checkpoint that is quantized, or that the adapter is not for, FailedPrecondition if
@@ -39,8 +39,8 @@ def merge(folder: Path, adapter: Path, out: Path) -> Report:
     )
     if merging.unties:
         config["tie_word_embeddings"] = False
-    report = Report(out, merging.num_changed, unties=merging.unties)
-    with Written.of(folder, out, config) as written:
+    report = MergeReport(out, merging.num_changed, unties=merging.unties)
+    with WrittenFolder.of(folder, out, config) as written:
         for path in files:
             tensors = _merged(path, merging)
             report.num_bytes += sum(tensor.nbytes for tensor in tensors.values())

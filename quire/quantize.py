@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire import checkpoint_folder
-from quire.checkpoint_folder import OTHER_WAY_ROUND, Written
+from quire.checkpoint_folder import OTHER_WAY_ROUND, WrittenFolder
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Quantized = tuple[dict[str, "Tensor"], "Tensor"]  # tensors by suffix, and the f
 
 
 @dataclass
-class Report:
+class QuantizeReport:
     """What became of a checkpoint."""
 
     out: Path
@@ -50,7 +50,7 @@ class Report:
         self.worst = max(self.worst, ((errors / squares) ** 0.5 if squares else 0.0, name))
 
 
-def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Report:
+def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> QuantizeReport:
     """`head`: the output head, too, in 8 bits; a table of embeddings that is the head as well gets a copy for that.
 
     Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
@@ -60,12 +60,12 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Report:
         raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
     files = checkpoint_folder.files(folder)
     group = _group(files) if to == "w4a16" else 0
-    report, head_of = Report(out), None
+    report, head_of = QuantizeReport(out), None
     if head:
         head_of = EMBEDDING if config.get("tie_word_embeddings") else HEAD
         config["tie_word_embeddings"] = False
     config["quantization_config"] = quantization_config(to, group, head=head)
-    with Written.of(folder, out, config) as written:
+    with WrittenFolder.of(folder, out, config) as written:
         for path in files:
             tensors = _rewrite(path, SCHEMES[to](group), report)
             if head_of is not None and head_of in tensors:
@@ -91,7 +91,7 @@ def _is_projection(name: str, dimensions: int) -> bool:
     return dimensions == 2 and name.endswith(".weight") and module not in TABLES
 
 
-def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: Report) -> dict[str, Tensor]:
+def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: QuantizeReport) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     tensors: dict[str, Tensor] = {}

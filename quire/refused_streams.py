@@ -7,12 +7,12 @@ from typing import Any
 from grpc.aio import AioRpcError
 
 from quire.requests import from_rpc
-from shared.rpc.endings import Ending
+from shared.rpc.endings import CallEnding
 
 
 async def answered(call: Any) -> Any:
     """Of a call that is under way, its answer. Raises QuireError: what the server said."""
-    ending = Ending(call)
+    ending = CallEnding(call)
     try:
         return await call
     except AioRpcError as error:

@@ -39,7 +39,7 @@ _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.item
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RequestOptions:
     """Model, identity, order and sharing of a request."""
 
     request_id: str = ""
@@ -69,13 +69,13 @@ class Options:
         )
 
 
-EachOptions = Options | Sequence[Options] | None
+EachOptions = RequestOptions | Sequence[RequestOptions] | None
 """For all prompts, or for each its own."""
 
 
-def in_one_piece(options: Options | None) -> Options:
+def in_one_piece(options: RequestOptions | None) -> RequestOptions:
     """Each sample when it has ended."""
-    return replace(options or Options(), final_only=True)
+    return replace(options or RequestOptions(), final_only=True)
 
 
 def plain(prompt: Prompt) -> Plain:
@@ -106,10 +106,10 @@ def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
     return one_each(params, count, "params")
 
 
-def options_for_each(options: EachOptions, count: int) -> Sequence[Options]:
+def options_for_each(options: EachOptions, count: int) -> Sequence[RequestOptions]:
     """The same of options."""
-    if options is None or isinstance(options, Options):
-        return [options or Options()] * count
+    if options is None or isinstance(options, RequestOptions):
+        return [options or RequestOptions()] * count
     return one_each(options, count, "options")
 
 
@@ -120,7 +120,7 @@ def one_each(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
     return given
 
 
-def generate_request(prompt: Prompt, params: SamplingParams | None, options: Options) -> pb.GenerateRequest:
+def generate_request(prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
     request = pb.GenerateRequest(
         model=options.model,
         options=options.to_proto(),
@@ -149,7 +149,7 @@ class EmbedExtras(TypedDict, total=False):
     prompt_name: str  # of what the model's folder puts before texts
 
 
-def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtras) -> pb.EmbedRequest:
+def embed_request(inputs: Sequence[Prompt], options: RequestOptions, extras: EmbedExtras) -> pb.EmbedRequest:
     unknown = set(extras) - set(EmbedExtras.__annotations__)
     if unknown:
         raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
@@ -178,19 +178,21 @@ def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtra
     return request
 
 
-def classify_request(inputs: Sequence[Prompt], options: Options) -> pb.ClassifyRequest:
+def classify_request(inputs: Sequence[Prompt], options: RequestOptions) -> pb.ClassifyRequest:
     return pb.ClassifyRequest(
-        inputs=embed_request(inputs, Options(), {}).inputs, model=options.model, options=options.to_proto()
+        inputs=embed_request(inputs, RequestOptions(), {}).inputs, model=options.model, options=options.to_proto()
     )
 
 
-def rerank_request(query: str, documents: Sequence[str], top_n: int, options: Options) -> pb.RerankRequest:
+def rerank_request(query: str, documents: Sequence[str], top_n: int, options: RequestOptions) -> pb.RerankRequest:
     return pb.RerankRequest(
         query=query, documents=documents, top_n=top_n, model=options.model, options=options.to_proto()
     )
 
 
-def score_request(queries: str | Sequence[str], documents: str | Sequence[str], options: Options) -> pb.ScoreRequest:
+def score_request(
+    queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions
+) -> pb.ScoreRequest:
     return pb.ScoreRequest(
         queries=[queries] if isinstance(queries, str) else queries,
         documents=[documents] if isinstance(documents, str) else documents,
@@ -211,7 +213,7 @@ class ChatExtras(TypedDict, total=False):
 
 
 def chat_request(
-    messages: ChatMessages, params: SamplingParams | None, options: Options, extras: ChatExtras
+    messages: ChatMessages, params: SamplingParams | None, options: RequestOptions, extras: ChatExtras
 ) -> pb.ChatRequest:
     unknown = set(extras) - set(ChatExtras.__annotations__)
     if unknown:

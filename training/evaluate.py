@@ -27,14 +27,14 @@ Rounding to bfloat16 moves this model's logits by about a tenth of it.
 """
 
 
-class Answer(NamedTuple):
+class GreedyAnswer(NamedTuple):
     """A greedy answer and its smallest lead (see Continuation)."""
 
     text: str
     lead: float
 
 
-Answers = list[Answer]
+Answers = list[GreedyAnswer]
 
 
 def answer_all(folder: Path, items: list[Item], dtype: torch.dtype, device: torch.device, batch_tokens: int) -> Answers:
@@ -42,13 +42,13 @@ def answer_all(folder: Path, items: list[Item], dtype: torch.dtype, device: torc
     tokenizer = load_tokenizer(folder)
     decoder = GreedyDecoder(load_network(folder, device).to(dtype), (END, END_OF_TEXT))
     prompts = [tokenizer.encode(prompt(i.messages, i.tools), add_special_tokens=False).ids for i in items]
-    answers = [Answer("", 0.0)] * len(items)
+    answers = [GreedyAnswer("", 0.0)] * len(items)
     order = sorted(range(len(items)), key=lambda n: (items[n].max_tokens > 128, len(prompts[n]) + items[n].max_tokens))
     for batch in _batches(order, [len(p) + i.max_tokens for p, i in zip(prompts, items, strict=True)], batch_tokens):
         limit = max(items[n].max_tokens for n in batch)
         for n, (tokens, lead) in zip(batch, decoder.generate([prompts[n] for n in batch], limit), strict=True):
             text = tokenizer.decode(tokens[: items[n].max_tokens], skip_special_tokens=True)
-            answers[n] = Answer(text, lead)
+            answers[n] = GreedyAnswer(text, lead)
     return answers
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire import bundled
-from training.network import Network, Shape
+from training.network import Network, NetworkShape
 from training.tokenizer import CONTROL_TOKENS
 
 BUNDLED = bundled.FOLDER
@@ -38,7 +38,7 @@ LAYER_NAMES: dict[str, str] = {
 }
 
 
-def _names(shape: Shape) -> dict[str, str]:
+def _names(shape: NetworkShape) -> dict[str, str]:
     """Parameter names here to those in Hugging Face's Qwen3."""
     names = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
     for layer in range(shape.num_hidden_layers):
@@ -48,7 +48,7 @@ def _names(shape: Shape) -> dict[str, str]:
     return names
 
 
-def config_of(shape: Shape) -> dict[str, Any]:
+def config_of(shape: NetworkShape) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -105,7 +105,7 @@ def save_weights(network: Network, folder: Path) -> None:
     part.replace(folder / "model.safetensors")
 
 
-def save_configs(shape: Shape, folder: Path) -> None:
+def save_configs(shape: NetworkShape, folder: Path) -> None:
     """Write everything of the model folder but weights and tokenizer."""
     template = (BUNDLED / "chat_template.jinja").read_text()
     _write_json(folder / "config.json", config_of(shape))
@@ -119,7 +119,7 @@ def save_configs(shape: Shape, folder: Path) -> None:
 def load_network(folder: Path, device: torch.device) -> Network:
     """The network of a model folder, its bfloat16 weights held in float32, which keeps them exactly."""
     config = json.loads((folder / "config.json").read_text())
-    shape = Shape(**{name: config[name] for name in asdict(Shape())})
+    shape = NetworkShape(**{name: config[name] for name in asdict(NetworkShape())})
     network = Network(shape)
     stored = load_file(folder / "model.safetensors")
     network.load_state_dict({ours: stored[theirs].float() for ours, theirs in _names(shape).items()})

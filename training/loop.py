@@ -13,8 +13,8 @@ from torch import Tensor
 
 from evals import SKILLS
 from training.muon import Optimizer
-from training.network import Network, Parts, Span
-from training.packing import PROMPT, Batch, Feed
+from training.network import Network, PackedSpan, Parts
+from training.packing import PROMPT, Feed, PackedBatch
 from training.recipe import Recipe, longest_document
 
 LOG_EVERY_S = 10.0
@@ -54,7 +54,7 @@ class Trainer:
         self.scores = Scores(device)
         self._optimizer = Optimizer(self.network, recipe.muon_lr, recipe.adam_lr)
 
-    def step(self, batch: Batch, lr_scale: float) -> None:
+    def step(self, batch: PackedBatch, lr_scale: float) -> None:
         """Learn from one batch."""
         skills, weights = send(batch.skills, self.device), send(batch.weights, self.device)
         net = self.network
@@ -73,13 +73,13 @@ def send(array: object, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def spans_of(batch: Batch, device: torch.device) -> list[Span]:
+def spans_of(batch: PackedBatch, device: torch.device) -> list[PackedSpan]:
     """The batch's conversations, for packed attention on `device`."""
     spans = []
     for limits in batch.limits:
         start, stop = int(limits[0]), int(limits[-1])
         longest = int((limits[1:] - limits[:-1]).max())
-        spans.append(Span(start, stop, send(limits - limits[0], device), longest))
+        spans.append(PackedSpan(start, stop, send(limits - limits[0], device), longest))
     return spans
 
 

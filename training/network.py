@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NetworkShape:
     """Sizes of the model, in the words of its config.json."""
 
     vocab_size: int = 4096
@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PackedSpan:
     """A run of whole conversations among the packed tokens, of about one length.
 
     `cumulative` holds their limits, counted from `start`: [num_sequences + 1], int32. Conversations are grouped by
@@ -85,7 +85,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype))
 
 
-def rotary(positions: Tensor, shape: Shape, dtype: torch.dtype) -> Rope:
+def rotary(positions: Tensor, shape: NetworkShape, dtype: torch.dtype) -> Rope:
     """The rotation of positions [...], computed in float32."""
     exponents = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
     angles = positions.float()[..., None] * shape.rope_theta**-exponents
@@ -141,10 +141,10 @@ class Parts:
         return Parts(*(torch.compile(part, dynamic=False) for part in parts))
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer, cut in two where attention goes between."""
 
-    def __init__(self, shape: Shape, parts: Parts) -> None:
+    def __init__(self, shape: NetworkShape, parts: Parts) -> None:
         super().__init__()
         self.shape = shape
         self._parts = parts
@@ -179,14 +179,14 @@ def _matrix(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns) * columns**-0.5
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, spans: list[Span]) -> Tensor:
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, spans: list[PackedSpan]) -> Tensor:
     """Causal attention within each packed conversation: q [num_tokens, num_heads, head_dim], k and v, fewer heads."""
     attend = _flash_span if q.is_cuda else _plain_span
     parts = [attend(q[s.start : s.stop], k[s.start : s.stop], v[s.start : s.stop], s) for s in spans]
     return torch.cat(parts).flatten(1)
 
 
-def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
+def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
     limits, longest = span.cumulative, span.max_length
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, limits, limits, longest, longest, 0.0, True, False, scale=q.shape[-1] ** -0.5
@@ -194,7 +194,7 @@ def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
     return out
 
 
-def _plain_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
+def _plain_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
     limits = span.cumulative.tolist()
     parts = []
     for start, stop in pairwise(limits):
@@ -206,24 +206,24 @@ def _plain_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
 class Network(nn.Module):
     """The whole model; input and output embeddings are one matrix."""
 
-    def __init__(self, shape: Shape, parts: Parts | None = None) -> None:
+    def __init__(self, shape: NetworkShape, parts: Parts | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.parts = parts or Parts()
         self.embedding = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.02)
-        self.layers = nn.ModuleList(Layer(shape, self.parts) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(shape, self.parts) for _ in range(shape.num_hidden_layers))
         self.final_norm = nn.Parameter(torch.ones(shape.hidden_size))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Input embeddings: [..., hidden]."""
         return F.embedding(tokens, self.embedding).to(dtype)
 
-    def hidden_states(self, tokens: Tensor, positions: Tensor, spans: list[Span]) -> Tensor:
+    def hidden_states(self, tokens: Tensor, positions: Tensor, spans: list[PackedSpan]) -> Tensor:
         """What the last layer makes of packed tokens [num_tokens]: [num_tokens, hidden], bfloat16."""
         x = self.embed(tokens, torch.bfloat16)
         rope = rotary(positions, self.shape, torch.bfloat16)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, DecoderLayer)
             q, k, v = layer.before_attention(x, rope)
             x = layer.after_attention(x, packed_attention(q, k, v, spans))
         return x

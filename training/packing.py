@@ -26,7 +26,7 @@ PROMPT = len(SKILLS)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PackedBatch:
     """Packed conversations and the positions to learn from.
 
     tokens, positions: [batch_tokens]. limits: for each span, where its conversations begin and end, counted from the
@@ -52,7 +52,7 @@ def collect(corpus: Corpus, batch_tokens: int, progress: float) -> list[Example]
     return sorted(examples, key=lambda example: len(example.tokens))
 
 
-def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) -> Batch:
+def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) -> PackedBatch:
     """Lay the examples end to end and choose the targets."""
     lengths = np.array([len(e.tokens) for e in examples], dtype=np.int32)
     limits = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -63,7 +63,7 @@ def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) 
     index = _choose_targets(answers, limits, batch_targets, rng)
     is_answer = answers[index + 1]
     by_skill = np.array([recipe.TARGET_WEIGHTS.get(name, 1.0) for name in SKILLS], dtype=np.float32)
-    return Batch(
+    return PackedBatch(
         tokens,
         (np.arange(limits[-1]) - np.repeat(limits[:-1], lengths)).astype(np.int32),
         _spans(lengths, limits),
@@ -113,7 +113,7 @@ class Feed:
         for process in self._processes:
             process.start()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[PackedBatch]:
         while True:
             yield self._queue.get()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evals.lists import KINDS, LENGTHS
-from training.network import Shape
+from training.network import NetworkShape
 
 BATCH_TOKENS = 131_072
 """Tokens of one step: some 1,200 conversations, and enough for a large GPU to be busy."""
@@ -26,7 +26,7 @@ class Recipe:
     adam_lr: float = 0.004
     warm_up: float = 0.01
     decay: float = 0.5
-    shape: Shape = field(default_factory=Shape)
+    shape: NetworkShape = field(default_factory=NetworkShape)
 
     @property
     def batch_targets(self) -> int:

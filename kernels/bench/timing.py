@@ -14,7 +14,7 @@ REST = 0.01  # seconds
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One case: medians in microseconds by rival, and what the first one reaches."""
 
     section: str

@@ -39,7 +39,7 @@ class PackedCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedIntegers:
+class PackedEightBits:
     """Of 8 bits, for activations that become such."""
 
     in_features: int
@@ -48,7 +48,7 @@ class PackedIntegers:
     owners: tuple[Tensor | None, ...]
 
 
-Packed = PackedCodes | PackedIntegers | PackedWeight | LinearWeight
+Packed = PackedCodes | PackedEightBits | PackedWeight | LinearWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
@@ -92,7 +92,7 @@ def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     )
 
 
-def _prepare_integers(weight: QuantizedWeight) -> PackedIntegers:
+def _prepare_integers(weight: QuantizedWeight) -> PackedEightBits:
     assert weight.activations is not None
     lanes = LIBRARY.quire_has_integers()
     out_features, in_features = weight.codes.shape
@@ -102,7 +102,7 @@ def _prepare_integers(weight: QuantizedWeight) -> PackedIntegers:
     given = None if weight.activations.scale is None else weight.activations.scale.float().contiguous()
     bias = None if weight.bias is None else weight.bias.contiguous()
     tensors = (given, _aligned(_in_panels(fours)), scales, bias)
-    return PackedIntegers(in_features, out_features, _pointers(tensors), tensors)
+    return PackedEightBits(in_features, out_features, _pointers(tensors), tensors)
 
 
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[int | None, ...]:
@@ -162,7 +162,7 @@ def _aligned(packed: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
-    if type(weight) is PackedIntegers:
+    if type(weight) is PackedEightBits:
         return _integer_linear(x, weight)
     if type(weight) is not PackedCodes:
         return linear(x, weight)
@@ -182,13 +182,13 @@ def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
     return out
 
 
-def _integer_linear(x: Tensor, weight: PackedIntegers) -> Tensor:
+def _integer_linear(x: Tensor, weight: PackedEightBits) -> Tensor:
     rows, out = x.size(0), _result(x, weight)
     calls.integer_linear(rows, weight.in_features, weight.out_features, x.data_ptr(), *weight.pointers, out.data_ptr())
     return out
 
 
-def _result(x: Tensor, weight: PackedCodes | PackedIntegers) -> Tensor:
+def _result(x: Tensor, weight: PackedCodes | PackedEightBits) -> Tensor:
     assert x.dtype is torch.bfloat16
     assert x.size(1) == weight.in_features
     assert x.is_contiguous()

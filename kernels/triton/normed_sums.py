@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.rank_sums import BLOCK, Mailbox, _element, _word, sum_of_ranks_takes
+from kernels.triton.rank_sums import BLOCK, RankMailbox, _element, _word, sum_of_ranks_takes
 
 MOST_WORDS = 4096  # of a row: what a program holds
 
@@ -72,14 +72,14 @@ def _normed_sum_of_ranks(
     tl.store(calls_ptr + at // BLOCK, call, mask=inside & (column % BLOCK == 0))  # behind the barriers of the sum
 
 
-def normed_sum_takes(x: torch.Tensor, weight: torch.Tensor, mailbox: Mailbox) -> bool:
+def normed_sum_takes(x: torch.Tensor, weight: torch.Tensor, mailbox: RankMailbox) -> bool:
     """Whether such rows are summed and normalised here: their channels are their own. The same on all ranks."""
     words = x.size(-1) // 2
     return sum_of_ranks_takes(x, mailbox) and words % BLOCK == 0 and words <= MOST_WORDS and weight.dtype == x.dtype
 
 
 def normed_sum_of_ranks(
-    x: torch.Tensor, mailbox: Mailbox, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """The sum over ranks is added to the residual, in place, as sum_of_ranks() does; [num_rows, size] of what that
     becomes, normalised by rows. Each rank calls it with its part, in one order of calls."""

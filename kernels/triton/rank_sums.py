@@ -25,7 +25,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
-class Mailbox:
+class RankMailbox:
     """Memory that ranks write to each other, for sums of at most `num_blocks` blocks."""
 
     rank: int
@@ -111,13 +111,13 @@ def _sum_of_ranks(
     tl.store(calls_ptr + block, call)
 
 
-def sum_of_ranks_takes(x: torch.Tensor, mailbox: Mailbox) -> bool:
+def sum_of_ranks_takes(x: torch.Tensor, mailbox: RankMailbox) -> bool:
     """Whether such a part is summed here. The same on all ranks."""
     return x.dtype in DTYPES and x.numel() % 2 == 0 and 0 < x.numel() * 2 <= mailbox.most_bytes
 
 
 def sum_of_ranks(
-    x: torch.Tensor, mailbox: Mailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
+    x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
     """As kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
     Without a residual the sum takes the place of `x`. `pdl`: in a chain of kernels that wait for their inputs; what the

@@ -26,7 +26,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class SumExchange:
     """Memory that ranks write to each other, for sums of any size, `most_bytes` at a time."""
 
     rank: int
@@ -162,7 +162,7 @@ def two_shot_sum_takes(x: torch.Tensor) -> bool:
 
 
 def two_shot_sum_of_ranks(
-    x: torch.Tensor, exchange: Exchange, residual: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    x: torch.Tensor, exchange: SumExchange, residual: torch.Tensor | None = None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """As kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
     With a residual the result takes its place; otherwise it goes to `out`, or takes that of `x`."""
@@ -178,7 +178,7 @@ def two_shot_sum_of_ranks(
     return target
 
 
-def _launch(x: torch.Tensor, out: torch.Tensor, exchange: Exchange, *, adds: bool) -> None:
+def _launch(x: torch.Tensor, out: torch.Tensor, exchange: SumExchange, *, adds: bool) -> None:
     block = BLOCK_BYTES // x.element_size()
     chunk = triton.cdiv(triton.cdiv(x.numel(), exchange.num_ranks), ALIGNED) * ALIGNED
     grid = (min(exchange.num_programs, triton.cdiv(chunk, block)),)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.bench.load_client import arrivals, clients
-from quire.bench.load_client.arrivals import Arrivals
-from quire.bench.load_client.clients import Caller, Clients, Progress
+from quire.bench.load_client.arrivals import ArrivalPattern
+from quire.bench.load_client.clients import Clients, Progress, RequestSender
 from quire.bench.load_client.grpc_calls import GrpcCaller
 from quire.bench.load_client.http_calls import HttpCaller, served_model
 from quire.bench.load_client.timing import Outcome
@@ -93,7 +93,7 @@ def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Targ
                 yield target, adapters.in_turn(effort.trimmed(work, target.vocab_size), target.adapters)
 
 
-def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], Caller]:
+def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], RequestSender]:
     if not target.grpc_address:
         raise InvalidArgument(
             f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
@@ -103,14 +103,14 @@ def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable
     )
 
 
-def http_caller(target: Target, work: Workload) -> Callable[[], Caller]:
+def http_caller(target: Target, work: Workload) -> Callable[[], RequestSender]:
     return functools.partial(HttpCaller, target.http_address, served_model(target.http_address), work.temperature)
 
 
 class Players(Protocol):
     """Whoever sends a load."""
 
-    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome: ...
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Side:
     asks: Callable[[Workload], Workload] = lambda work: work  # for what is measured here
 
 
-def clients_side(target: Target, new_caller: Callable[[], Caller]) -> Side:
+def clients_side(target: Target, new_caller: Callable[[], RequestSender]) -> Side:
     return Side(target, functools.partial(Clients, new_caller=new_caller), target.reset_prefix_cache)
 
 

@@ -87,7 +87,7 @@ def other(text: str, served: Target) -> Target:
 
 
 def cluster_options(
-    arguments: argparse.Namespace, shape: shapes.Shape, lora: Mapping[str, str] | None = None
+    arguments: argparse.Namespace, shape: shapes.BenchShape, lora: Mapping[str, str] | None = None
 ) -> ClusterOptions:
     """As `quire up` would start it, but quiet. `lora`: adapters' folders by name, beside those of the command."""
     options = up.options_from(arguments)
@@ -101,7 +101,7 @@ def cluster_options(
 
 @contextmanager
 def started_cluster(
-    arguments: argparse.Namespace, shape: shapes.Shape, lora: Mapping[str, str] | None = None
+    arguments: argparse.Namespace, shape: shapes.BenchShape, lora: Mapping[str, str] | None = None
 ) -> Iterator[Target]:
     with Cluster(cluster_options(arguments, shape, lora)) as cluster:
         pages = {process.spec.id: _page(process.addresses) for process in cluster.processes}

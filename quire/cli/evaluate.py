@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoreRow:
     """The score of one size class of a skill."""
 
     name: str
@@ -79,7 +79,7 @@ def _spelled(call: ToolCall) -> str:
         return call.arguments
 
 
-def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[Row]:
+def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[ScoreRow]:
     """One row for each size class, then the whole."""
     classes: dict[str, list[Verdict]] = defaultdict(list)
     for item, verdict in zip(items, verdicts, strict=True):
@@ -89,17 +89,17 @@ def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[Row]:
     yield _row("all", verdicts)
 
 
-def _row(name: str, verdicts: Sequence[Verdict]) -> Row:
+def _row(name: str, verdicts: Sequence[Verdict]) -> ScoreRow:
     count = len(verdicts)
-    return Row(name, count, sum(v.valid for v in verdicts) / count, sum(v.right for v in verdicts) / count)
+    return ScoreRow(name, count, sum(v.valid for v in verdicts) / count, sum(v.right for v in verdicts) / count)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ScoreRow]) -> str:
     width = max(len(row.name) for row in rows)
     lines = [f"{'SKILL':<{width}}  ITEMS   VALID   RIGHT"]
     lines += [f"{row.name:<{width}}  {row.items:5}  {row.valid:6.1%}  {row.right:6.1%}" for row in rows]
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[ScoreRow]) -> str:
     return json.dumps({row.name: {"items": row.items, "valid": row.valid, "right": row.right} for row in rows})

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     done = _resume(target, again=arguments.retry_failed)
     todo = [line for line in lines if line.custom_id not in done]
     with _address(arguments) as url:
-        progress = Progress(len(lines), done, quiet=arguments.quiet)
+        progress = BatchProgress(len(lines), done, quiet=arguments.quiet)
         with (
             closing(BatchCalls(url, os.environ.get(KEY_VARIABLE, ""), arguments.timeout)) as calls,
             target.open("ab") as out,
@@ -111,7 +111,7 @@ def _address(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _answer_all(
-    todo: list[BatchLine], calls: BatchCalls, pool: ThreadPoolExecutor, out: BinaryIO, progress: Progress
+    todo: list[BatchLine], calls: BatchCalls, pool: ThreadPoolExecutor, out: BinaryIO, progress: BatchProgress
 ) -> None:
     """Each answer is on disk before the next is counted. After Ctrl-C nothing is begun any more."""
     pending = [pool.submit(_answer, line, calls) for line in todo]
@@ -134,7 +134,7 @@ def _answer(line: BatchLine, calls: BatchCalls) -> tuple[bytes, bool]:
     return batch_lines.answer(answer_id, line.custom_id, status, request_id, body), status // 100 == 2
 
 
-class Progress:
+class BatchProgress:
     """On standard error: one line that is written over on a terminal, one at the end elsewhere."""
 
     def __init__(

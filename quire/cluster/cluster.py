@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from quire.cluster.endpoints import Endpoints
-from quire.cluster.metrics_page import ClusterPage, Target, write_discovery
+from quire.cluster.metrics_page import ClusterPage, ScrapeTarget, write_discovery
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
@@ -150,9 +150,9 @@ class Cluster:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.stop()
 
-    def _targets(self) -> list[Target]:
+    def _targets(self) -> list[ScrapeTarget]:
         known = [process for process in list(self.processes) if process.spec.role != "redis"]
-        return [Target(p.spec.role, p.spec.id, p.addresses.get("metrics", "")) for p in known]
+        return [ScrapeTarget(p.spec.role, p.spec.id, p.addresses.get("metrics", "")) for p in known]
 
     def _tell_targets(self) -> None:
         """Raises FailedPrecondition if the file cannot be written."""

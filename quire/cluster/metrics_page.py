@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.cluster.endpoints import LOOPBACK
-from shared.metrics.base import Document, Page
+from shared.metrics.base import MetricsDocument, MetricsPage
 from shared.settings.tls import Tls
 
 PATIENCE_S = 2.0  # with one service; Prometheus has ten seconds for all
@@ -25,7 +25,7 @@ HEAD = re.compile(r"# (HELP|TYPE) (\S+) ")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScrapeTarget:
     """A service's own page."""
 
     role: str
@@ -36,22 +36,22 @@ class Target:
 class ClusterPage:
     """`targets`: those of now, asked for at every call; `tls`: that of the services' pages."""
 
-    def __init__(self, port: int, targets: Callable[[], list[Target]], tls: Tls) -> None:
+    def __init__(self, port: int, targets: Callable[[], list[ScrapeTarget]], tls: Tls) -> None:
         self._targets = targets
         self._scheme = "https" if tls.serves else "http"
         self._context = _context(tls) if tls.serves else None
         self._readers = ThreadPoolExecutor(MOST_AT_ONCE, "metrics")
-        self._page = Page(LOOPBACK, port, self._read, share=True)
+        self._page = MetricsPage(LOOPBACK, port, self._read, share=True)
         self.address = f"{LOOPBACK}:{self._page.port}"
 
     def close(self) -> None:
         self._page.close()
         self._readers.shutdown()
 
-    def _read(self, path: str) -> Document:
+    def _read(self, path: str) -> MetricsDocument:
         if path.partition("?")[0] == TARGETS:
-            return Document(self.discovery(), "application/json")
-        return Document(merged(self._pages()).encode())
+            return MetricsDocument(self.discovery(), "application/json")
+        return MetricsDocument(merged(self._pages()).encode())
 
     def text(self) -> str:
         return merged(self._pages())
@@ -75,7 +75,7 @@ class ClusterPage:
         targets = self._targets()
         return dict(zip((target.service for target in targets), self._readers.map(self._fetch, targets), strict=True))
 
-    def _fetch(self, target: Target) -> str | None:
+    def _fetch(self, target: ScrapeTarget) -> str | None:
         """None if it does not answer."""
         try:
             url = f"{self._scheme}://{target.address}/metrics"
@@ -129,7 +129,7 @@ def _labelled(sample: str, service: str) -> str:
     return f"{sample[:space]}{{{label}}}{sample[space:]}"
 
 
-def addresses(targets: Iterable[Target]) -> str:
+def addresses(targets: Iterable[ScrapeTarget]) -> str:
     """For people."""
     return ", ".join(f"{target.service} {target.address}" for target in targets if target.address)
 

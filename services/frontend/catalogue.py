@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.client import ClusterLimits
 from shared.errors import NotFound
 from shared.pb.common.v1 import model_pb2
 
@@ -26,13 +26,13 @@ class CatalogueEntry:
 class Catalogue:
     """Of the one model that this frontend tokenizes for, and of its adapters."""
 
-    def __init__(self, identity: model_pb2.ModelIdentity, limits: Callable[[], Limits | None]) -> None:
+    def __init__(self, identity: model_pb2.ModelIdentity, limits: Callable[[], ClusterLimits | None]) -> None:
         self._identity = identity
         self._limits = limits
         self._created_unix_s = int(time.time())
         self._max_model_len = 0
         self._adapters: frozenset[str] = frozenset()
-        self._seen: Limits | None = None  # which said so
+        self._seen: ClusterLimits | None = None  # which said so
 
     @property
     def name(self) -> str:

@@ -6,18 +6,18 @@ import asyncio
 import sys
 
 from services.frontend.bounds.room import Room
-from services.frontend.composition.core import Core
+from services.frontend.composition.core import FrontendCore
 from services.frontend.composition.door import Door
 from services.frontend.composition.grpc_port import GrpcPort
 from services.frontend.composition.grpc_services import GrpcServices
-from services.frontend.composition.health import Health
+from services.frontend.composition.health import FrontendHealth
 from services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
 from services.frontend.composition.loop_delay import watch_loop_delay
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.composition.through_redis import ThroughRedis
 from services.frontend.offline.offline import Offline
 from shared import logs, ports
-from shared.metrics.base import Document, Page
+from shared.metrics.base import MetricsDocument, MetricsPage
 from shared.metrics.frontend import FrontendMetrics
 from shared.process.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.process.supervision import Tasks, restarted, vital
@@ -65,8 +65,8 @@ class Frontend:
         self.redis = ThroughRedis(settings, self.metrics)
         self.door = Door(settings, self.metrics, self.redis.access, self._room)
         self._grpc = GrpcPort(settings, self.door)
-        self.core = Core(settings, self.model, self.door, self.redis, self._grpc.address)
-        self._health = Health(self.core.client, shutdown, self._grpc.server)
+        self.core = FrontendCore(settings, self.model, self.door, self.redis, self._grpc.address)
+        self._health = FrontendHealth(self.core.client, shutdown, self._grpc.server)
         parts = (self.model, self.door, self.core)
         self._offline = Offline(
             settings, self.door.access, self.door.bodies, self.metrics.batches, lambda: shutdown.requested
@@ -91,12 +91,12 @@ class Frontend:
         """Of the page that wants no key; empty without one."""
         return "" if self._page is None else f"{self._settings.metrics_host}:{self._page.port}"
 
-    def _new_page(self, port: int) -> Page:
+    def _new_page(self, port: int) -> MetricsPage:
         settings = self._settings
-        return Page(settings.metrics_host, port, self._own_metrics, settings.tls, share=settings.share_ports)
+        return MetricsPage(settings.metrics_host, port, self._own_metrics, settings.tls, share=settings.share_ports)
 
-    def _own_metrics(self, _path: str) -> Document:
-        return Document(self.metrics.page(tenants=True))
+    def _own_metrics(self, _path: str) -> MetricsDocument:
+        return MetricsDocument(self.metrics.page(tenants=True))
 
     def _room(self) -> Room:
         """Asked for when there are calls; the door is built before the core."""

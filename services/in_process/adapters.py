@@ -8,13 +8,13 @@ import torch
 
 from services.scheduler.cluster import adapters as cluster
 from services.scheduler.cluster.live_sequences import LiveSequences
-from services.scheduler.cluster.lobby import Lobby
+from services.scheduler.cluster.unassigned import UnassignedSequences
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Finished, finish
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.replicas.adapters import ReplicaAdapters
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.lora.reader import AdapterReader
 from shared.errors import Internal, QuireError, to_proto
 from shared.logs import logger
@@ -26,7 +26,7 @@ log = logger("in_process.adapters")
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class AdapterPlace:
     """The one worker that there is."""
 
     hello: pb.WorkerHello
@@ -42,7 +42,9 @@ class Place:
 class EngineAdapters:
     """Between two steps, in the engine's thread: what is ordered has been done when the call returns."""
 
-    def __init__(self, device: Adapters, reader: AdapterReader, core: Core, model_name: str, owner: int) -> None:
+    def __init__(
+        self, device: NumberedAdapters, reader: AdapterReader, core: Core, model_name: str, owner: int
+    ) -> None:
         """`device`: with those that are there from the start; `owner`: of all sequences."""
         self._device, self._reader, self._core = device, reader, core
         self._model_name = model_name
@@ -54,14 +56,14 @@ class EngineAdapters:
             adapter_digests=b"".join(adapter.id.digest for adapter in held),
             adapter_paths=[adapter.path for adapter in held],
         )
-        self._place = Place(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
+        self._place = AdapterPlace(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
         self._live = LiveSequences()
         self._live.join(owner)
-        self._lobby = Lobby()
+        self._unassigned = UnassignedSequences()
         self._known = cluster.Adapters(
             {self._place.id: self._place},
             num_users=self._live.num_users,
-            used_by=lambda _: {one.adapter for one in self._live if one.key not in self._lobby},
+            used_by=lambda _: {one.adapter for one in self._live if one.key not in self._unassigned},
             moved_in=lambda: None,
         )
         self._known.attached(self._place)
@@ -89,8 +91,8 @@ class EngineAdapters:
         """Nothing of it is under way between two steps: its adapter may go at once."""
         for sequence in [one for one in self._live if one.key == key]:
             self._forget(sequence)
-        if key in self._lobby:
-            self._lobby.remove(key)
+        if key in self._unassigned:
+            self._unassigned.remove(key)
         else:
             self._core.cancel(key)
 
@@ -105,8 +107,8 @@ class EngineAdapters:
         self._known.settle()
         self._known.begin_round()
         lost = []
-        for sequence in self._lobby:
-            self._lobby.remove(sequence.key)
+        for sequence in self._unassigned:
+            self._unassigned.remove(sequence.key)
             assert isinstance(sequence.adapter, AdapterId), "others do not wait"
             if self._known.can_come(sequence.adapter):
                 self._take_in(sequence)
@@ -119,11 +121,11 @@ class EngineAdapters:
     def _take_in(self, sequence: Sequence) -> None:
         adapter, own = sequence.adapter, self._place.adapters
         if isinstance(adapter, AdapterId) and not own.takes(adapter):
-            self._lobby.add(sequence)
+            self._unassigned.add(sequence)
             self._known.fetch(adapter)  # reads it, if a place is free
             if not own.takes(adapter):
                 return
-            self._lobby.remove(sequence.key)
+            self._unassigned.remove(sequence.key)
         if isinstance(adapter, AdapterId):
             own.use(adapter)
         self._core.add(sequence)

@@ -21,12 +21,12 @@ from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.scheduler_client import submission, token_batch
-from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.client import ClusterLimits
 from services.frontend.scheduler_client.sequence import Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.in_process.adapters import EngineAdapters
 from services.in_process.one_worker import OneWorker
-from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.batches import OwnerBatches
 from services.scheduler.frontends.submissions import SequenceFactory
 from services.worker.models.loading.weights import NewWeights, as_tensors
 from services.worker.structured.backends import chosen
@@ -60,7 +60,7 @@ class News:
     finished: bool = False
 
 
-class Engine:
+class InProcessEngine:
     """Used by one thread; add(), step() and abort() return when they are done."""
 
     def __init__(self, frontend: FrontendSettings, scheduler: SchedulerSettings, worker: WorkerSettings) -> None:
@@ -82,7 +82,7 @@ class Engine:
         self._formats = AnswerFormats("none", "none", self._tokenizer)
         self._pace = ReaderPace(self.metrics.write.observe)
         sizes = self._work.core.limits
-        self._limits = Limits(
+        self._limits = ClusterLimits(
             sizes.max_model_len,
             worker.max_logprobs,
             frozenset({scheduler.scheduling_policy}),
@@ -90,7 +90,7 @@ class Engine:
         )
         layout = model_pb2.BlockLayout(block_size=sizes.block_size, hash_scheme=block_hash.SCHEME)
         self._loop = asyncio.new_event_loop()  # last: nothing above may leave it open
-        self._submitter = Submitter(self._work, layout, self._loop)
+        self._submitter = EngineSubmitter(self._work, layout, self._loop)
         self._open: dict[str, Open] = {}
 
     @property
@@ -199,7 +199,7 @@ class Engine:
         self._loop.close()
 
 
-class Submitter:
+class EngineSubmitter:
     """What a generation takes for its way to a scheduler."""
 
     def __init__(self, work: OneWorker, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
@@ -228,7 +228,7 @@ class Submitter:
 
     def step(self) -> None:
         """Takes what it brought to the samples."""
-        batches = Batches(self._work.replica.weight_version)
+        batches = OwnerBatches(self._work.replica.weight_version)
         batches.add(self._work.step())
         for response in batches.by_owner.get(OWNER, ()):
             delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())

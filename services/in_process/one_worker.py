@@ -11,7 +11,7 @@ import torch
 from services.in_process.adapters import EngineAdapters
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload, complete
@@ -131,9 +131,9 @@ def _refuse(settings: WorkerSettings) -> None:
             raise InvalidArgument(text, field=name)
 
 
-def _limits(replica: Replica, settings: SchedulerSettings) -> Limits:
+def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
     sizes = replica.limits
-    return Limits(
+    return CoreLimits(
         num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         max_num_seqs=min(settings.max_num_seqs or sizes.max_num_seqs, sizes.max_num_seqs),

@@ -15,7 +15,7 @@ from time import thread_time
 import numpy as np
 
 from services.scheduler.core.core import Core
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload
@@ -37,7 +37,7 @@ MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanCost:
     """Seconds of the processor, and the size of the plan on the wire."""
 
     decode: float
@@ -68,7 +68,7 @@ def measure(running: int, mode: str, steps: int, runs: int) -> dict[str, float |
     }
 
 
-def _run(running: int, mode: str, steps: int) -> list[Step]:
+def _run(running: int, mode: str, steps: int) -> list[PlanCost]:
     drive = Drive(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
     with garbage.as_in_a_service():
         for _ in range(WARMUP):
@@ -76,7 +76,7 @@ def _run(running: int, mode: str, steps: int) -> list[Step]:
         return [drive.step() for _ in range(steps)]
 
 
-def _median_us(runs: list[list[Step]], seconds: Callable[[Step], float]) -> float:
+def _median_us(runs: list[list[PlanCost]], seconds: Callable[[PlanCost], float]) -> float:
     return statistics.median_low([statistics.median(map(seconds, steps)) for steps in runs]) * MICROSECONDS
 
 
@@ -95,7 +95,7 @@ class Drive:
         while self._core.schedule(self._now) is not None:
             pass
 
-    def step(self) -> Step:
+    def step(self) -> PlanCost:
         """A result comes in, and the next plan goes out."""
         core, wire = self._core, self._result()
         self._now += STEP_S
@@ -111,7 +111,7 @@ class Drive:
         plan = core.schedule(self._now)
         scheduled = thread_time()
         size = self._encoded_size(plan)
-        return Step(decoded - begin, applied - decoded, scheduled - added, thread_time() - scheduled, size)
+        return PlanCost(decoded - begin, applied - decoded, scheduled - added, thread_time() - scheduled, size)
 
     def _encoded_size(self, plan: StepPlan | None) -> int:
         assert plan is not None, "there is always work"
@@ -149,10 +149,10 @@ class Drive:
         )
 
 
-def _limits(running: int, life: int) -> Limits:
+def _limits(running: int, life: int) -> CoreLimits:
     """Nothing is short: neither slots nor tokens nor blocks."""
     longest = PROMPT + BLOCK_SIZE + life
-    return Limits(
+    return CoreLimits(
         num_blocks=2 * running * -(-longest // BLOCK_SIZE) + 1,
         block_size=BLOCK_SIZE,
         max_num_seqs=running,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.spread import Spread
 from shared.logs import logger
@@ -17,7 +17,9 @@ log = logger("drain")
 POLL_S = 0.02
 
 
-async def drain(settings: SchedulerSettings, cluster: Cluster, frontends: FrontendService, spread: Spread) -> None:
+async def drain(
+    settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService, spread: Spread
+) -> None:
     """Takes nothing new. What is left after drain_timeout_s goes on where the frontends submit it again."""
     cluster.draining = True
     frontends.publish()
@@ -32,7 +34,7 @@ async def drain(settings: SchedulerSettings, cluster: Cluster, frontends: Fronte
     log.info("drained", finished=cluster.idle)
 
 
-async def _hand_over(cluster: Cluster, spread: Spread, deadline: float) -> None:
+async def _hand_over(cluster: WorkerCluster, spread: Spread, deadline: float) -> None:
     """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences. One for
     which there is no peer any more goes on with what it has."""
     for replica in cluster.replicas.values():

@@ -8,17 +8,17 @@ import time
 from prometheus_client import CollectorRegistry
 
 from services.scheduler import stat_loggers
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.cluster_view import gauges_of
 from services.scheduler.drain import drain
 from services.scheduler.frontends import scheduler_service
 from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.operations.administration import Administration
+from services.scheduler.operations.administration import SchedulerAdministration
 from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.replicas import worker_service
-from services.scheduler.status import Status
+from services.scheduler.status import SchedulerStatus
 from shared import logs, prefix_index
 from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
@@ -31,7 +31,7 @@ from shared.process.supervision import restarted
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
-from shared.rpc.trust import Door, check_exposure
+from shared.rpc.trust import ServiceDoor, check_exposure
 from shared.settings import SchedulerSettings
 from shared.tracing import open_traces
 
@@ -47,7 +47,9 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     base.add_process_collectors(registry)
     collector = Collector()
     scheduler = Scheduler(settings, registry, shutdown, collector)
-    page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
+    page = base.MetricsPage(
+        settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports
+    )
     small_buffers.fill()
     lifecycle.keep_for_good(collector)
     try:
@@ -72,10 +74,10 @@ class Scheduler:
         self._shutdown = shutdown
         metrics = SchedulerMetrics(registry)
         self.traces = open_traces(settings)
-        self.cluster = Cluster(settings, time.monotonic, metrics, self.traces)
-        door = Door(settings.cluster_secret(), settings.title)
+        self.cluster = WorkerCluster(settings, time.monotonic, metrics, self.traces)
+        door = ServiceDoor(settings.cluster_secret(), settings.title)
         self.frontends = FrontendService(settings, self.cluster, door)
-        self.status = Status(settings, self.cluster, self.frontends)
+        self.status = SchedulerStatus(settings, self.cluster, self.frontends)
         registry.register(
             ClusterCollector(
                 lambda: self.cluster.terms.model_name, self.status.workers, lambda: gauges_of(self.cluster)
@@ -89,7 +91,7 @@ class Scheduler:
         )
         self.directory = self._directory(DirectoryMetrics(registry))
         changing = asyncio.Lock()
-        administration = Administration(self.cluster, self.status, changing, metrics, self.frontends.publish)
+        administration = SchedulerAdministration(self.cluster, self.status, changing, metrics, self.frontends.publish)
         self.workers = worker_service.WorkerService(
             settings,
             self.cluster,
@@ -155,7 +157,7 @@ class Scheduler:
         return prefix_index.SchedulerEntry(*own, num_workers, self.cluster.draining)
 
 
-async def _report_health(server: Server, status: Status) -> None:
+async def _report_health(server: Server, status: SchedulerStatus) -> None:
     """Healthy means that steps advance while there is work."""
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)

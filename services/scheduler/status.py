@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.core.counts import Counts
-from services.scheduler.core.drafts.speculation import Speculation
+from services.scheduler.core.drafts.speculation import DraftLengths
 from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.prefix_directory.directory import PrefixDirectory
@@ -21,10 +21,10 @@ from shared.version import VERSION
 STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
 
 
-class Status:
+class SchedulerStatus:
     """Reads; changes nothing."""
 
-    def __init__(self, settings: SchedulerSettings, cluster: Cluster, frontends: FrontendService) -> None:
+    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService) -> None:
         self._settings = settings
         self._cluster = cluster
         self._frontends = frontends
@@ -155,7 +155,7 @@ def _disk(tier: BlockTier, counts: Counts) -> pb.DiskBlocks:
     )
 
 
-def _drafts(speculation: Speculation) -> pb.DraftCounts:
+def _drafts(speculation: DraftLengths) -> pb.DraftCounts:
     counts = speculation.counts
     return pb.DraftCounts(
         num_drafts=counts.drafts,

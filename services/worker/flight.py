@@ -77,7 +77,7 @@ class StepInFlight:
     inputs: StepInputs
     launch: Launch
     refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
-    bans: Mapping[int, tuple[str, ...]]  # of slots now: see Admission
+    bans: Mapping[int, tuple[str, ...]]  # of slots now: see SlotAdmission
     idle: Rows  # slots that would have sampled if they had had room
     num_begun: int  # sequences by then, for speculation
     copies: BlockCopies | None

@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What a worker can hold at a time."""
 
     block_size: int  # token positions
@@ -64,11 +64,11 @@ class Limits:
         return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
 
 
-def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> Limits:
+def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> WorkerLimits:
     """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow; `block_size`: what
     0 stands for in the settings, 0: the device's default."""
     defaults = DEFAULTS[settings.device]
-    limits = Limits(
+    limits = WorkerLimits(
         block_size=settings.block_size or block_size or defaults.block_size,
         max_num_seqs=settings.max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens or defaults.max_num_batched_tokens,
@@ -88,7 +88,7 @@ def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int 
     return limits
 
 
-def fit(limits: Limits, num_blocks: int, *, explicit: bool) -> Limits:
+def fit(limits: WorkerLimits, num_blocks: int, *, explicit: bool) -> WorkerLimits:
     """The limits with `num_blocks`; shortens max_model_len to what fits, unless it was asked for (`explicit`)."""
     sized = replace(limits, num_blocks=min(num_blocks, MOST_BLOCKS))
     if sized.num_tokens < 1:

@@ -16,8 +16,8 @@ from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.kv.host_memory import BlockMove, Moving
 from services.worker.kv_transfer.pages import WRITTEN, Pages, ReadPages
 from services.worker.kv_transfer.peer_pages import PeerBlocks
-from services.worker.limits import Limits
-from services.worker.lora.adapters import Adapters
+from services.worker.limits import WorkerLimits
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.offload.disk_moves import Answer, DiskMove
 from services.worker.offload.tiers import NOTHING_BELOW, Tiers
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
@@ -25,7 +25,7 @@ from services.worker.runner.output import RunnerOutput
 from services.worker.runner.step_cost import CostModel
 from services.worker.sampling.component import check_token_ids
 from services.worker.spec_decode.speculation import Speculation
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.plan_violation import PlanViolation
@@ -58,7 +58,7 @@ class Replica:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: WorkerLimits,
         vocab_size: int,
         device_name: str,
         runner: Runner,
@@ -70,7 +70,7 @@ class Replica:
         cost_model: CostModel | None = None,
         below: Tiers = NOTHING_BELOW,
         pages: Pages | None = None,
-        adapters: Adapters | None = None,
+        adapters: NumberedAdapters | None = None,
         orders: Orders | None = None,
     ) -> None:
         """`speculation` has the same table; `expert_load`: of a mixture of experts; `expert_balance`: of ranks that
@@ -97,7 +97,7 @@ class Replica:
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
-        self._bans: dict[int, tuple[str, ...]] = {}  # by slot: see Admission
+        self._bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
 
     def launch(self, plan: pb.StepPlan) -> StepInFlight:
@@ -355,7 +355,7 @@ class Replica:
         self._roots[slot] = admission.root_hash
         try:
             check_token_ids(tokens, self.vocab_size, "token_ids")
-            asked = Admission.of(admission)
+            asked = SlotAdmission.of(admission)
             self._runner.heads.admit(slot, asked)
             if asked.bans:
                 self._bans[slot] = asked.bans

@@ -11,9 +11,9 @@ from typing import NoReturn
 from prometheus_client import CollectorRegistry
 
 from services.worker.attach import hello
-from services.worker.attach.administration import Administration
-from services.worker.attach.session import Session
-from services.worker.attach.status import Status
+from services.worker.attach.administration import WorkerAdministration
+from services.worker.attach.session import Attachments
+from services.worker.attach.status import WorkerStatus
 from services.worker.building.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine.engine import Engine
@@ -48,7 +48,7 @@ from shared.process.supervision import restarted, vital
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
-from shared.rpc.trust import Dialler, Door
+from shared.rpc.trust import Dialler, ServiceDoor
 from shared.settings import WorkerSettings
 
 HEALTH_INTERVAL_S = 0.5
@@ -69,9 +69,11 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     registry = CollectorRegistry()
     server = Server(settings.host, settings.grpc_port, (KV_TRANSFER,), tls=settings.tls)
     base.add_process_collectors(registry)
-    page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
+    page = base.MetricsPage(
+        settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports
+    )
     worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
-    admin = AdminPort(settings, AdminService(Administration(worker.status), shutdown), server.port)
+    admin = AdminPort(settings, AdminService(WorkerAdministration(worker.status), shutdown), server.port)
     worker.admin_address = admin.address
     await server.start()
     await admin.start()
@@ -107,12 +109,12 @@ class Worker:
         self.admin_address = ""
         self._announced = False
         self._metrics = WorkerMetrics(registry)
-        door = Door(settings.cluster_secret(), settings.title)
+        door = ServiceDoor(settings.cluster_secret(), settings.title)
         door.address = self._address
         self._pages = PageService(door, self._metrics)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.methods)
         self._progress = Progress()
-        self.status = Status(settings.name, self._address, shutdown, self._progress)
+        self.status = WorkerStatus(settings.name, self._address, shutdown, self._progress)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))
 
@@ -160,7 +162,7 @@ class Worker:
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address, weights_digest)
         spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.spooled_weights)
-        session = Session(settings, engine, hello, self, self._shutdown, spool=spool)
+        session = Attachments(settings, engine, hello, self, self._shutdown, spool=spool)
         attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
         liveness = Liveness()
         liveness.watch(engine.progress, COMMAND_PATIENCE_S)

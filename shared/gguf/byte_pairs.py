@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared.gguf.tokenizer import Vocabulary
+    from shared.gguf.tokenizer import GgufVocabulary
 
 PRE = "tokenizer.ggml.pre"
 MERGES = "tokenizer.ggml.merges"
@@ -44,7 +44,7 @@ CUTS = {
 }
 
 
-def parts(words: Vocabulary) -> tuple[dict[str, Any], bool]:
+def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
     """Of a tokenizer.json; and whether a text begins with the token for it unless the file says otherwise."""
     name = words.values.text(PRE)
     cut = CUTS.get(name)
@@ -82,7 +82,7 @@ def _regex(cut: Cut) -> dict[str, bool]:
     return {"use_regex": not cut.regex}
 
 
-def _merges(words: Vocabulary) -> list[list[str]]:
+def _merges(words: GgufVocabulary) -> list[list[str]]:
     pairs, known = [], set(words.tokens)
     for merge in words.values.texts(MERGES):
         first, _, second = merge.partition(" ")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shared.errors import InvalidArgument
-from shared.gguf.kinds import KINDS, NOT_READ, Kind
+from shared.gguf.kinds import KINDS, NOT_READ, ElementKind
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -37,7 +37,7 @@ class TensorPlace:
 
     path: Path
     name: str
-    kind: Kind
+    kind: ElementKind
     shape: tuple[int, ...]
     start: int  # in the file
     num_bytes: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ElementKind:
     """`block_bytes` hold `block_size` elements, neighbours in a row."""
 
     name: str
@@ -20,17 +20,17 @@ class Kind:
 
 
 KINDS = {
-    0: Kind("F32", 1, 4),
-    1: Kind("F16", 1, 2),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    30: Kind("BF16", 1, 2),
+    0: ElementKind("F32", 1, 4),
+    1: ElementKind("F16", 1, 2),
+    2: ElementKind("Q4_0", 32, 18),
+    3: ElementKind("Q4_1", 32, 20),
+    6: ElementKind("Q5_0", 32, 22),
+    7: ElementKind("Q5_1", 32, 24),
+    8: ElementKind("Q8_0", 32, 34),
+    12: ElementKind("Q4_K", 256, 144),
+    13: ElementKind("Q5_K", 256, 176),
+    14: ElementKind("Q6_K", 256, 210),
+    30: ElementKind("BF16", 1, 2),
 }
 
 # What there is besides; named in refusals.

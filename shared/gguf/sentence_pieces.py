@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shared.gguf.kinds import TokenKind
 
 if TYPE_CHECKING:
-    from shared.gguf.tokenizer import Vocabulary
+    from shared.gguf.tokenizer import GgufVocabulary
 
 SCORES = "tokenizer.ggml.scores"
 ADD_PREFIX = "tokenizer.ggml.add_space_prefix"
@@ -19,7 +19,7 @@ SPACE = "\u2581"
 MAX_PIECE = 256  # characters of a piece that is made of others; longer ones would cost their length for each piece
 
 
-def parts(words: Vocabulary) -> dict[str, Any]:
+def parts(words: GgufVocabulary) -> dict[str, Any]:
     unknown = words.token("unknown_token_id")
     prefixed = words.values.flag(ADD_PREFIX, True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -46,7 +46,7 @@ def parts(words: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _merges(words: Vocabulary) -> list[list[str]]:
+def _merges(words: GgufVocabulary) -> list[list[str]]:
     scores = words.values.numbers(SCORES)
     if len(scores) != len(words.tokens):
         raise words.header.refusal(f"{SCORES}: {len(scores)} for {len(words.tokens)} tokens")

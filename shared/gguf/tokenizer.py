@@ -17,7 +17,7 @@ DEFAULT_TEMPLATE = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     tokens: list[str]
     kinds: list[int]
     values: Values
@@ -33,7 +33,7 @@ class Vocabulary:
         return number, self.tokens[number]
 
 
-def vocabulary(header: Header, vocab_size: int) -> Vocabulary:
+def vocabulary(header: Header, vocab_size: int) -> GgufVocabulary:
     """`vocab_size`: rows of the embedding. Raises InvalidArgument for another number of tokens."""
     values = Values(header)
     tokens = values.texts(f"{PREFIX}tokens")
@@ -43,10 +43,10 @@ def vocabulary(header: Header, vocab_size: int) -> Vocabulary:
         raise header.refusal(f"{PREFIX}tokens: {counts}, and the embedding has {vocab_size} rows")
     if len(set(tokens)) < len(tokens):
         raise header.refusal(f"{PREFIX}tokens has a token twice")
-    return Vocabulary(tokens, kinds, values, header)
+    return GgufVocabulary(tokens, kinds, values, header)
 
 
-def tokenizer_json(words: Vocabulary) -> dict[str, Any]:
+def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
     model = words.values.text(f"{PREFIX}model")
     if model == "gpt2":
         parts, adds_bos = byte_pairs.parts(words)
@@ -64,7 +64,7 @@ def tokenizer_json(words: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _added(words: Vocabulary) -> list[dict[str, Any]]:
+def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
     """Tokens that are found in a text before it is cut into words."""
     special = {TokenKind.CONTROL, TokenKind.UNKNOWN}
     return [
@@ -82,7 +82,7 @@ def _added(words: Vocabulary) -> list[dict[str, Any]]:
     ]
 
 
-def _frame(words: Vocabulary, adds_bos: bool) -> dict[str, Any] | None:
+def _frame(words: GgufVocabulary, adds_bos: bool) -> dict[str, Any] | None:
     """What is put around every text; None for nothing."""
     wanted = {"bos": adds_bos, "eos": False}
     around = {end: words.token(f"{end}_token_id") for end, default in wanted.items() if _adds(words, end, default)}
@@ -107,7 +107,7 @@ def _frame(words: Vocabulary, adds_bos: bool) -> dict[str, Any] | None:
     }
 
 
-def _adds(words: Vocabulary, end: str, default: bool) -> bool:
+def _adds(words: GgufVocabulary, end: str, default: bool) -> bool:
     return words.values.flag(f"{PREFIX}add_{end}_token", default)
 
 
@@ -115,7 +115,7 @@ def _special(token: tuple[int, str] | None, number: int) -> dict[str, Any] | Non
     return {"SpecialToken": {"id": token[1], "type_id": number}} if token else None
 
 
-def tokenizer_config(words: Vocabulary) -> dict[str, Any]:
+def tokenizer_config(words: GgufVocabulary) -> dict[str, Any]:
     """Special tokens and the chat template, or several by name."""
     found = {name: words.token(f"{key}_token_id") for key, name in SPECIALS.items()}
     config: dict[str, Any] = {name: token[1] for name, token in found.items() if token}
@@ -131,7 +131,7 @@ def tokenizer_config(words: Vocabulary) -> dict[str, Any]:
     return config
 
 
-def generation_config(words: Vocabulary) -> dict[str, Any]:
+def generation_config(words: GgufVocabulary) -> dict[str, Any]:
     """All tokens that end an answer."""
     ends = [token[0] for token in map(words.token, ENDS) if token]
     return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}

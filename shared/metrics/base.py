@@ -91,23 +91,23 @@ class _Server(ThreadingHTTPServer):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class MetricsDocument:
     """What is answered."""
 
     body: bytes
     content_type: str = CONTENT_TYPE_LATEST
 
 
-Read = Callable[[str], Document]  # of a path
+Read = Callable[[str], MetricsDocument]  # of a path
 
 
 def of(registry: CollectorRegistry) -> Read:
     """Whatever the path: the metrics as they are now, always in Prometheus's text format: asked for OpenMetrics,
     prometheus_client would rename `vllm:x` to `vllm_x`."""
-    return lambda _path: Document(generate_latest(registry))
+    return lambda _path: MetricsDocument(generate_latest(registry))
 
 
-class Page:
+class MetricsPage:
     """/metrics, served from a thread of its own."""
 
     def __init__(self, host: str, port: int, read: Read, tls: Tls = NO_TLS, *, share: bool = False) -> None:

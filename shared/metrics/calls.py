@@ -21,7 +21,7 @@ PART_BUCKETS = (*STEP_BUCKETS, 20, 60, 300)
 
 
 @dataclass(slots=True)
-class Tenant:
+class TenantMetrics:
     """What was done for one."""
 
     first_token: Series
@@ -34,7 +34,7 @@ class CallMetrics(Collector):
     not to know of another."""
 
     def __init__(self, registry: CollectorRegistry, of_tenants: CollectorRegistry) -> None:
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantMetrics] = {}
         parts = Histogram(
             "quire_frontend_request_part_seconds",
             "Where the time of requests went",
@@ -52,14 +52,14 @@ class CallMetrics(Collector):
         )
         of_tenants.register(self)
 
-    def tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> TenantMetrics:
         """The first MOST_TENANTS by their names, all others together."""
         name = name or NO_TENANT
         if name not in self._tenants and len(self._tenants) >= MOST_TENANTS:
             name = OTHER_TENANTS
         found = self._tenants.get(name)
         if found is None:
-            found = self._tenants[name] = Tenant(self._first_token.labels(name))
+            found = self._tenants[name] = TenantMetrics(self._first_token.labels(name))
         return found
 
     def describe(self) -> Iterable[Metric]:

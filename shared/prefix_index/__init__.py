@@ -10,19 +10,19 @@ most clusters have no Redis.
 from typing import TYPE_CHECKING, Any
 
 from shared.prefix_index.keys import BlockKeys, RegistryKeys
-from shared.prefix_index.reader import Match, PrefixReader, RegistryReader, SchedulerEntry, WorkerEntry
+from shared.prefix_index.reader import PrefixReader, RegistryReader, SchedulerEntry, WorkerEntry, WorkerMatch
 
 if TYPE_CHECKING:
     from shared.prefix_index.connection import connect
 
 __all__ = [
     "BlockKeys",
-    "Match",
     "PrefixReader",
     "RegistryKeys",
     "RegistryReader",
     "SchedulerEntry",
     "WorkerEntry",
+    "WorkerMatch",
     "connect",
     "redis_error",
 ]

@@ -51,7 +51,7 @@ class WorkerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class WorkerMatch:
     """How many blocks at the head of a prompt a worker seems to hold."""
 
     worker: WorkerEntry
@@ -85,7 +85,7 @@ class PrefixReader:
         entries = await _entries(self._redis, self._keys.workers, self._keys.worker)
         return [WorkerEntry(name, e["epoch"], e["scheduler"], _groups(e)) for name, e in entries]
 
-    async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[Match]:
+    async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[WorkerMatch]:
         """One round trip for all workers of one kind."""
         plain = [worker for worker in workers if not worker.groups]
         grouped = [worker for worker in workers if worker.groups]
@@ -95,7 +95,7 @@ class PrefixReader:
             found += zip(plain, depths, strict=True)
         if block_hashes and grouped:
             found += zip(grouped, await self._depths_of_groups(block_hashes, grouped), strict=True)
-        return [Match(worker, depth) for worker, depth in found if depth]
+        return [WorkerMatch(worker, depth) for worker, depth in found if depth]
 
     def _blocks(self, workers: Sequence[WorkerEntry]) -> list[str]:
         return [self._keys.blocks(worker.id, worker.epoch) for worker in workers]

@@ -16,8 +16,8 @@ import grpc.aio
 
 from shared.errors import Unavailable
 from shared.process.supervision import is_asked_to_end
-from shared.rpc.endings import Ending
-from shared.rpc.parts import InParts, Stream
+from shared.rpc.endings import CallEnding
+from shared.rpc.parts import CallStream, InParts
 from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 
 READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
@@ -30,9 +30,9 @@ Outgoing = TypeVar("Outgoing")
 class Duplex(Generic[Incoming, Outgoing]):
     """`send` from any coroutine of the loop, iterate `messages()` in one, and run `pump()` in another."""
 
-    def __init__(self, stream: Stream, heartbeat: Outgoing, interval_s: float) -> None:
+    def __init__(self, stream: CallStream, heartbeat: Outgoing, interval_s: float) -> None:
         self._stream = stream
-        self._ending = Ending(stream.stream if isinstance(stream, InParts) else stream)
+        self._ending = CallEnding(stream.stream if isinstance(stream, InParts) else stream)
         self._heartbeat = heartbeat
         self._silence = Silence(interval_s)
         self._outbox: deque[Outgoing] = deque()

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError
 UNTOLD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.OK)
 
 
-class Ending:
+class CallEnding:
     """What a client's call has ended with, each time that it was told so. Anything else never tells."""
 
     def __init__(self, call: Any) -> None:

@@ -15,7 +15,7 @@ PART_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
 
 
-class Stream(Protocol):
+class CallStream(Protocol):
     """What grpc.aio.ServicerContext and grpc.aio.StreamStreamCall share."""
 
     async def read(self) -> Any: ...
@@ -29,7 +29,7 @@ async def _nobody() -> None: ...
 class InParts:
     """A stream whose reader and writer know nothing of parts. One task reads and one writes, as gRPC has it."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: CallStream) -> None:
         self.stream = stream
         self.on_part: Callable[[], Awaitable[None]] = _nobody
         """Hears of each part but the last."""

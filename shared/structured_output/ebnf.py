@@ -11,7 +11,16 @@ import re
 from collections.abc import Iterator
 
 from shared.structured_output.checks import refuse
-from shared.structured_output.ebnf_syntax import Characters, Choice, Name, Node, Repeat, Sequence, Text, rules
+from shared.structured_output.ebnf_syntax import (
+    Characters,
+    EbnfChoice,
+    EbnfSequence,
+    EbnfText,
+    Name,
+    Node,
+    Repeat,
+    rules,
+)
 
 ROOT = "root"
 DEFINITION = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
@@ -62,9 +71,9 @@ class _Writer:
         match node:
             case Name(value):
                 return self._written[value]
-            case Sequence(items):
+            case EbnfSequence(items):
                 return " ".join(self._run(items))
-            case Choice(options):
+            case EbnfChoice(options):
                 return f"({' | '.join(self._rule(option) for option in options)})"
             case Repeat(item, least, most):
                 return f"({self._rule(item)}){_bounds(least, most)}"
@@ -78,15 +87,15 @@ class _Writer:
                 regular.append(item)
                 continue
             if regular:
-                yield self._terminal(Sequence(tuple(regular)))
+                yield self._terminal(EbnfSequence(tuple(regular)))
                 regular = []
             yield self._rule(item)
         if regular:
-            yield self._terminal(Sequence(tuple(regular)))
+            yield self._terminal(EbnfSequence(tuple(regular)))
 
     def _terminal(self, node: Node) -> str:
         written = self._regular(node)
-        if isinstance(node, Text | Characters | Name) or not written:
+        if isinstance(node, EbnfText | Characters | Name) or not written:
             return written
         name = f"R{len(self._terminals)}"
         self._terminals.append(f"{name}: {written}")
@@ -95,16 +104,16 @@ class _Writer:
     def _regular(self, node: Node) -> str:
         """As part of a terminal."""
         match node:
-            case Text(value):
+            case EbnfText(value):
                 return json.dumps(value, ensure_ascii=False)
             case Characters(ranges, negated):
                 inside = "".join(rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges)
                 return f"/[{'^' if negated else ''}{inside}]/"
             case Name(value):
                 return self._written[value]
-            case Sequence(items):
+            case EbnfSequence(items):
                 return f"({' '.join(self._regular(item) for item in items)})" if items else '""'
-            case Choice(options):
+            case EbnfChoice(options):
                 return f"({' | '.join(self._regular(option) for option in options)})"
             case Repeat(item, least, most):
                 return f"({self._regular(item)}){_bounds(least, most)}"
@@ -122,9 +131,9 @@ def _names(node: Node) -> Iterator[str]:
         match rest.pop():
             case Name(value):
                 yield value
-            case Sequence(items):
+            case EbnfSequence(items):
                 rest.extend(items)
-            case Choice(options):
+            case EbnfChoice(options):
                 rest.extend(options)
             case Repeat(item, _, _):
                 rest.append(item)

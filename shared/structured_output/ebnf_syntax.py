@@ -30,7 +30,7 @@ MAX_REPEAT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class EbnfText:
     """These characters."""
 
     value: str
@@ -52,14 +52,14 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class EbnfSequence:
     """One after the other; empty: nothing."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EbnfChoice:
     """Any of these."""
 
     options: tuple[Node, ...]
@@ -74,7 +74,7 @@ class Repeat:
     most: int | None
 
 
-Node = Text | Characters | Name | Sequence | Choice | Repeat
+Node = EbnfText | Characters | Name | EbnfSequence | EbnfChoice | Repeat
 
 ANY_CHARACTER = Characters(((10, 10),), negated=True)  # as `.` of a regular expression
 
@@ -146,13 +146,13 @@ class _Parser:
             self._at += 1
             options.append(self._sequence())
         self._depth -= 1
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else EbnfChoice(tuple(options))
 
     def _sequence(self) -> Node:
         items: list[Node] = []
         while (item := self._item()) is not None:
             items.append(item)
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
+        return items[0] if len(items) == 1 else EbnfSequence(tuple(items))
 
     def _item(self) -> Node | None:
         node = self._element()
@@ -205,7 +205,7 @@ def _leaf(token: _Token) -> Node | None:
         case "name":
             return Name(token.text)
         case "text":
-            return Text("".join(chr(code) for code, _ in _characters(token.text[1:-1], token.line)))
+            return EbnfText("".join(chr(code) for code, _ in _characters(token.text[1:-1], token.line)))
         case "characters":
             return _class(token)
         case "mark" if token.text == ".":

@@ -14,7 +14,7 @@ from quire.bundled import ADAPTERS
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import InvalidArgument, NotFound, Unavailable
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
 from tests.chaos.held import PATIENCE_S, held_up, until_read
@@ -28,7 +28,7 @@ QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
 
 
 async def answer(client: Client) -> str:
-    params, options = SamplingParams(temperature=0, max_tokens=40), Options(model="late")
+    params, options = SamplingParams(temperature=0, max_tokens=40), RequestOptions(model="late")
     return (await asyncio.to_thread(client.chat, QUESTION, params, options))[0].text
 
 

@@ -16,7 +16,7 @@ from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from quire.outputs import Delta
 from quire.params import SamplingParams
-from quire.requests import Options
+from quire.requests import RequestOptions
 from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.streams import prompts
@@ -51,7 +51,7 @@ class Reader:
 
     prompt: str
     params: SamplingParams
-    options: Options
+    options: RequestOptions
     deltas: list[Delta] = field(default_factory=list)
     broke: bool = False
 
@@ -86,7 +86,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
     with_redis: Cluster, kind: Callable[[int], SamplingParams]
 ) -> None:
     """To the last token as if nothing had happened, none lost and none twice; and for readers who come later."""
-    options = [Options(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
+    options = [RequestOptions(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
     readers = [Reader(prompt, kind(i), options[i]) for i, prompt in enumerate(prompts()[:NUM_STREAMS])]
     async with another_frontend(with_redis) as other:
         doomed = AsyncClient(other.grpc)
@@ -102,7 +102,7 @@ async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
     await asyncio.gather(*(reader.go_on(client) for reader in readers))
     later = [replace(reader, deltas=[]) for reader in readers]
     await asyncio.gather(*(reader.go_on(client) for reader in later))
-    undisturbed = [Reader(reader.prompt, reader.params, Options()) for reader in readers]
+    undisturbed = [Reader(reader.prompt, reader.params, RequestOptions()) for reader in readers]
     await asyncio.gather(*(reader.begin(client) for reader in undisturbed))
     await client.close()
     for reader, again, whole in zip(readers, later, undisturbed, strict=True):

@@ -14,7 +14,7 @@ from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import Logprob, RequestOutput
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import QuireError
 from tests.matrix.checks import THINK
 from tests.matrix.features import params
@@ -26,7 +26,7 @@ STORY = (
 ENDINGS = (" a storm came up from the sea.", " nobody knew how many they were.", " he saw a")
 TOLERANCE = 1e-4  # of log-probabilities, whose sums may be taken in another order
 
-PLAIN = Options()
+PLAIN = RequestOptions()
 
 Answer = RequestOutput | QuireError
 
@@ -37,7 +37,7 @@ Key = TypeVar("Key")
 class Question:
     prompt: list[int]
     params: SamplingParams
-    options: Options
+    options: RequestOptions
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def prompts(cluster: Cluster) -> list[list[int]]:
         return [client.tokenize(STORY + ending) for ending in ENDINGS]
 
 
-def question(prompt: list[int], *names: str, options: Options = PLAIN) -> Question:
+def question(prompt: list[int], *names: str, options: RequestOptions = PLAIN) -> Question:
     """What a request with these features asks; where reasoning is to be bounded, the prompt has begun it."""
     return Question([*prompt, THINK] if "thinking" in names else prompt, params(*names), options)
 

@@ -18,7 +18,7 @@ from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import Unavailable
 from tests.e2e.observability.test_metrics import page
 
@@ -105,7 +105,7 @@ class Disturbance:
         try:
             for _ in range(TIMES):
                 await self._flowing()
-                said = await client.chat(QUESTION, SamplingParams(temperature=0), Options(model=ADAPTER))
+                said = await client.chat(QUESTION, SamplingParams(temperature=0), RequestOptions(model=ADAPTER))
                 assert said.text == ADAPTER_SAYS, said
                 self.num_adapted += 1
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.requests import Options
+from quire.requests import RequestOptions
 from tests.e2e.encoders import late_folder
 from tests.matrix.asking import PLAIN
 from tests.matrix.disturbance import (
@@ -66,7 +66,7 @@ class Surrounding:
     workers: int = 1
     apart: tuple[int, int] = (0, 0)  # workers that compute prompts, and that decode, in their place
     schedulers: int = 1
-    options: Callable[[int], Options] = lambda _number: PLAIN
+    options: Callable[[int], RequestOptions] = lambda _number: PLAIN
     on_disk: bool = False  # workers have a folder
     disturb: Callable[[Disturbance], Awaitable[None]] | None = None
     beside: Callable[[Disturbance, asyncio.Event], Awaitable[None]] | None = None  # all others, until the event
@@ -132,7 +132,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "sleep": Surrounding(disturb=Disturbance.sleep, happened=_done("num_slept")),
     "steps in flight": Surrounding(scheduler={"max_steps_in_flight": 4}),
     "priorities": Surrounding(
-        scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
+        scheduler={"scheduling_policy": "priority"}, options=lambda number: RequestOptions(priority=-number)
     ),
 }  # fmt: skip
 APART = {
@@ -178,7 +178,7 @@ class Together:
             "scheduler": scheduler,
         }
 
-    def options(self, number: int) -> Options:
+    def options(self, number: int) -> RequestOptions:
         return next((made for part in self.parts if (made := part.options(number)) != PLAIN), PLAIN)
 
 

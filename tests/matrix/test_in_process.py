@@ -11,7 +11,7 @@ import pytest
 import kernels.cpu
 from quire import LLMEngine, LoRARequest, bundled
 from quire.cluster import Cluster
-from quire.requests import Options
+from quire.requests import RequestOptions
 from services.worker.structured.backends import libraries
 from shared.errors import InvalidArgument
 from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
@@ -74,7 +74,9 @@ def test_an_engine_says_through_adapters_what_a_cluster_says(cluster: Cluster) -
         found = answers(made, {name: question(prompt, name) for name in names}, requests)
     lora = {one.lora_name: f"{folder}/{one.lora_path}" for one in ADAPTERS}
     with running_cluster(worker={"num_blocks": 2000, "threads": 1, "lora": lora}) as other:
-        named = {name: question(prompt, name, options=Options(model=one.lora_name)) for name, one in chosen.items()}
+        named = {
+            name: question(prompt, name, options=RequestOptions(model=one.lora_name)) for name, one in chosen.items()
+        }
         for name, whole in ask_now(other, named).items():
             assert_same(found[name], whole, name)
 

@@ -17,7 +17,7 @@ from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import collect
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import QuireError
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question, result_of
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 STREAMS = {
-    "each token": Options(),
-    "seven tokens a message": Options(stream_interval=7),
-    "a salted cache": Options(cache_salt="own", tenant="somebody"),
-    "KV that is kept": Options(kv_priority="high"),
+    "each token": RequestOptions(),
+    "seven tokens a message": RequestOptions(stream_interval=7),
+    "a salted cache": RequestOptions(cache_salt="own", tenant="somebody"),
+    "KV that is kept": RequestOptions(kv_priority="high"),
 }
 HTTP: Mapping[str, Mapping[str, Any]] = {"whole": {}, "stream": {"stream": True}, "echo": {"echo": True}}
 NOT_OVER_HTTP = {
@@ -78,7 +78,7 @@ async def test_a_stream_that_is_taken_up_again_adds_up_to_the_whole(
     client = AsyncClient(cluster.grpc_address)
 
     async def read(name: str, asked: Question) -> Answer:
-        options = Options(request_id=f"taken-up-{name}", resumable=True)
+        options = RequestOptions(request_id=f"taken-up-{name}", resumable=True)
         begun = client.messages(asked.prompt, asked.params, options)
         try:
             before = [await anext(begun), await anext(begun)]

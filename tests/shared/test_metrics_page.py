@@ -17,12 +17,12 @@ PATIENCE_S = 60  # far more than any of it takes
 
 
 @pytest.fixture
-def page() -> Iterator[base.Page]:
-    with closing(base.Page("127.0.0.1", 0, lambda path: base.Document(path.encode()))) as served:
+def page() -> Iterator[base.MetricsPage]:
+    with closing(base.MetricsPage("127.0.0.1", 0, lambda path: base.MetricsDocument(path.encode()))) as served:
         yield served
 
 
-def call(page: base.Page) -> socket.socket:
+def call(page: base.MetricsPage) -> socket.socket:
     """One that never says all it wants."""
     connected = socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE_S)
     connected.sendall(HALF)
@@ -37,7 +37,7 @@ def is_closed(connected: socket.socket) -> bool:
         return True
 
 
-def until_free(page: base.Page) -> None:
+def until_free(page: base.MetricsPage) -> None:
     """A place is given back behind the answer, and behind the end of a connection."""
     deadline = time.monotonic() + PATIENCE_S
     while page._server._calls:
@@ -45,17 +45,17 @@ def until_free(page: base.Page) -> None:
         time.sleep(0.01)
 
 
-def scrape(page: base.Page) -> bytes:
+def scrape(page: base.MetricsPage) -> bytes:
     return bytes(urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE_S).read())
 
 
-def test_who_never_comes_to_the_end_is_closed(page: base.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "LONGEST_CALL_S", 0.0)
     with call(page) as slow:
         assert is_closed(slow)
 
 
-def test_one_too_many_is_closed_and_places_come_back(page: base.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MOST_CALLS", 3)
     assert scrape(page) == b"/metrics"
     until_free(page)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire.bench.workload import tiny_work
-from quire.bench.workload.workloads import Item
+from quire.bench.workload.workloads import BenchRequest
 from services.worker.replica import Replica
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
     tokens_per_s: float  # by the clock, prompts included
 
 
-def run(replica: Replica, items: Sequence[Item], at_once: int) -> Measured:
+def run(replica: Replica, items: Sequence[BenchRequest], at_once: int) -> Measured:
     pair, started, began = Pair(replica), time.process_time(), time.perf_counter()
     for first in range(0, len(items), at_once):
         for item in items[first : first + at_once]:
@@ -61,7 +61,9 @@ def run(replica: Replica, items: Sequence[Item], at_once: int) -> Measured:
     return Measured(used / num_tokens * 1e6, per_step, num_tokens / seconds)
 
 
-def compare(replicas: Mapping[str, Replica], items: Sequence[Item], at_once: int, rounds: int) -> dict[str, Measured]:
+def compare(
+    replicas: Mapping[str, Replica], items: Sequence[BenchRequest], at_once: int, rounds: int
+) -> dict[str, Measured]:
     runs: dict[str, list[Measured]] = {name: [] for name in replicas}
     for _ in range(rounds):
         for name, replica in replicas.items():

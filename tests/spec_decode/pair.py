@@ -16,7 +16,7 @@ import torch
 
 from quire import bundled
 from services.scheduler.core.core import Core
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family
@@ -95,7 +95,7 @@ class Pair:
             "fixed_draft_length": replica.fixed_draft_length,
             "drafts_constrained_only": replica.drafts_constrained_only,
         }
-        self.core = Core(Limits(**(values | limits)))
+        self.core = Core(CoreLimits(**(values | limits)))
         self.answers: list[Answer] = []
         self.num_steps = 0
         self.plan_bytes: list[int] = []

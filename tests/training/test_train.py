@@ -23,16 +23,18 @@ from training.drafters.trainer import DraftTrainer  # noqa: E402
 from training.evaluate import answer_all  # noqa: E402
 from training.export import BUNDLED, END, load_network, save_configs, save_weights  # noqa: E402
 from training.loop import Trainer  # noqa: E402
-from training.network import Network, Shape, Span, packed_attention  # noqa: E402
-from training.packing import PROMPT, Batch, collect, pack  # noqa: E402
+from training.network import Network, NetworkShape, PackedSpan, packed_attention  # noqa: E402
+from training.packing import PROMPT, PackedBatch, collect, pack  # noqa: E402
 from training.recipe import Recipe  # noqa: E402
 from training.tokenizer import FastEncoder  # noqa: E402
 
-SMALL = Shape(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96)
+SMALL = NetworkShape(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96
+)
 CPU = torch.device("cpu")
 
 
-def random_network(shape: Shape = SMALL) -> Network:
+def random_network(shape: NetworkShape = SMALL) -> Network:
     """A network none of whose weights is zero or one, as some are before training."""
     torch.manual_seed(0)
     network = Network(shape)
@@ -47,12 +49,14 @@ def encoder() -> FastEncoder:
     return FastEncoder(Tokenizer.from_file(str(BUNDLED / "tokenizer.json")))
 
 
-def some_batch(encoder: FastEncoder, tokens: int = 8192, progress: float = 0.0) -> Batch:
+def some_batch(encoder: FastEncoder, tokens: int = 8192, progress: float = 0.0) -> PackedBatch:
     return pack(collect(Corpus("test", encoder), tokens, progress), tokens // 4, np.random.default_rng(0))
 
 
-def spans_of(batch: Batch) -> list[Span]:
-    return [Span(int(x[0]), int(x[-1]), torch.as_tensor(x - x[0]), int((x[1:] - x[:-1]).max())) for x in batch.limits]
+def spans_of(batch: PackedBatch) -> list[PackedSpan]:
+    return [
+        PackedSpan(int(x[0]), int(x[-1]), torch.as_tensor(x - x[0]), int((x[1:] - x[:-1]).max())) for x in batch.limits
+    ]
 
 
 def test_exported_folder_gives_the_networks_logits_in_transformers(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_packed_conversations_do_not_see_each_other(encoder: FastEncoder) -> Non
         start = span.start + int(span.cumulative[-2])
         one = slice(start, span.stop)
         length = span.stop - start
-        alone = [Span(0, length, torch.tensor([0, length], dtype=torch.int32), length)]
+        alone = [PackedSpan(0, length, torch.tensor([0, length], dtype=torch.int32), length)]
         torch.testing.assert_close(
             network.hidden_states(tokens[one], positions[one], alone), together[one], atol=0.05, rtol=0.05
         )
@@ -164,7 +168,7 @@ def test_packed_attention_on_the_gpu_is_that_on_the_cpu() -> None:
     results = []
     for device in ("cpu", "cuda"):
         q, k, v = (x.detach().to(device).requires_grad_() for x in inputs)
-        out = packed_attention(q, k, v, [Span(0, 700, limits.to(device), 570)])
+        out = packed_attention(q, k, v, [PackedSpan(0, 700, limits.to(device), 570)])
         out.float().square().sum().backward()
         results.append([x.float().cpu() for x in (out, q.grad, k.grad, v.grad)])
     for ours, theirs in zip(*results, strict=True):

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from training.adapters.manners import Manner, dressed, sample
 from training.chat import Segment
 from training.export import LAYER_NAMES
-from training.network import Network, Span
+from training.network import Network, PackedSpan
 from training.tokenizer import FastEncoder
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -72,7 +72,7 @@ class AdapterTrainer:
         learned = torch.tensor([answer for _, answers in batch for answer in answers])
         learned[limits[:-1]] = False  # nothing stands before a first token
         wanted = learned.nonzero().squeeze(1)
-        span = Span(0, len(tokens), limits.int(), max(lengths))
+        span = PackedSpan(0, len(tokens), limits.int(), max(lengths))
         with parametrize.cached():
             hidden = self._network.hidden_states(tokens, positions, [span])
             losses, _ = self._network.losses(hidden[wanted - 1], tokens[wanted])

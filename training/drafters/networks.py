@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.network import Layer, Parts, Rope, Shape, Span, linear, packed_attention, rms_norm
+from training.network import DecoderLayer, NetworkShape, PackedSpan, Parts, Rope, linear, packed_attention, rms_norm
 
-DRAFT_SHAPE = Shape(
+DRAFT_SHAPE = NetworkShape(
     hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=384
 )
 """0.9 million parameters. Two layers are the fewest that can find an earlier occurrence and say what followed it."""
@@ -35,23 +35,23 @@ class EagleHead(nn.Module):
     EAGLE-3 (arXiv 2503.01840).
     """
 
-    def __init__(self, target: Shape, parts: Parts) -> None:
+    def __init__(self, target: NetworkShape, parts: Parts) -> None:
         super().__init__()
         self.shape = replace(target, num_hidden_layers=1)
         hidden = target.hidden_size
         self.embed_norm = nn.Parameter(torch.ones(hidden))
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
         self.fc = nn.Parameter(torch.randn(hidden, 2 * hidden) * (2 * hidden) ** -0.5)
-        self.layers = nn.ModuleList([Layer(self.shape, parts)])
+        self.layers = nn.ModuleList([DecoderLayer(self.shape, parts)])
         self.final_norm = nn.Parameter(torch.ones(hidden))
 
-    def forward(self, embedded: Tensor, features: Tensor, rope: Rope, spans: list[Span]) -> Tensor:
+    def forward(self, embedded: Tensor, features: Tensor, rope: Rope, spans: list[PackedSpan]) -> Tensor:
         """`embedded`: the next tokens' input embeddings. All [num_tokens, hidden]."""
         eps = self.shape.rms_norm_eps
         both = (rms_norm(embedded, self.embed_norm, eps), rms_norm(features, self.hidden_norm, eps))
         x = linear(torch.cat(both, dim=-1), self.fc)
         layer = self.layers[0]
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, DecoderLayer)
         q, k, v = layer.before_attention(x, rope)
         x = layer.after_attention(x, packed_attention(q, k, v, spans))
         return features_of(x, self.final_norm, eps)

@@ -17,8 +17,8 @@ from training.drafters.networks import (
 )
 from training.loop import Scores, send, spans_of
 from training.muon import Optimizer
-from training.network import Network, Parts, Rope, Span, rotary
-from training.packing import PROMPT, Batch
+from training.network import Network, PackedSpan, Parts, Rope, rotary
+from training.packing import PROMPT, PackedBatch
 
 EAGLE_DEPTH = 3
 """The head learns from its own features as well, so many drafts deep: that is what it sees when it drafts."""
@@ -27,7 +27,7 @@ EAGLE_DEPTH = 3
 class Targets:
     """Positions of a batch that are learned from, and the model's logits there."""
 
-    def __init__(self, batch: Batch, positions: Tensor, device: torch.device) -> None:
+    def __init__(self, batch: PackedBatch, positions: Tensor, device: torch.device) -> None:
         self.index = send(batch.target_index, device).long()
         self.weights = send(batch.weights, device)
         self.skills = send(batch.skills, device)
@@ -48,7 +48,7 @@ class Text:
 
     tokens: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
-    spans: list[Span]
+    spans: list[PackedSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class DraftTrainer:
         ]
         self.scores = {name: Scores(device) for name in names}
 
-    def step(self, batch: Batch, lr_scale: float) -> None:
+    def step(self, batch: PackedBatch, lr_scale: float) -> None:
         """Learn from one batch."""
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
         text = Text(tokens, positions, spans_of(batch, self.device))

@@ -15,9 +15,9 @@ import torch
 
 from kernels import cpu
 from kernels.bench.cpu import adapters, attention, experts, latent, linear, quantized, recurrent, rows, sampling, step
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 
-SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
     "linear": linear.bench,
     "experts": experts.bench,
     "attention": attention.bench,

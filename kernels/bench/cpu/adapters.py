@@ -9,7 +9,7 @@ import torch
 
 from kernels import cpu
 from kernels.bench.cpu.step import LENGTH, MOST, Decoder, Inputs
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 from kernels.cpu.tape import Tape
 from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 
@@ -19,13 +19,13 @@ RANKS = (8, 16)
 SMALL = 1e-4  # so that no layer overflows
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for places in PLACES:
         for rank in RANKS:
             yield one(places, rank)
 
 
-def one(places: str, rank: int) -> Row:
+def one(places: str, rank: int) -> BenchRow:
     package = AdaptedPackage()
     decoder, tape, inputs = Decoder(package, torch.bfloat16), Tape(num_tokens=MOST + 1, num_seqs=MOST), Inputs(65, MOST)
     package.add_to([layer[place] for layer in decoder.layers for place in PLACES[places]], rank)
@@ -38,7 +38,7 @@ def one(places: str, rank: int) -> Row:
 
     times = medians({"8 adapters": lambda: step(BATCH), "none": lambda: step(0)}, seconds=2)
     case = f"tiny bfloat16 decode {BATCH} x {LENGTH}, rank {rank}, {places}"
-    return Row("adapters", case, times, BATCH / times["8 adapters"] * 1e6, "tok/s")
+    return BenchRow("adapters", case, times, BATCH / times["8 adapters"] * 1e6, "tok/s")
 
 
 class AdaptedPackage:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 
 BLOCK = 16
 HEADS = {"tiny": (8, 4, 32), "0.6b": (16, 8, 128)}  # query heads, key heads, head_dim
@@ -16,7 +16,7 @@ DECODES = ((1, 128), (1, 4096), (32, 128), (32, 512), (16, 4096))  # sequences, 
 PROMPTS = (128, 512, 2048)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         for model in HEADS:
             for sequences, length in DECODES:
@@ -36,7 +36,7 @@ def inputs(dtype: torch.dtype, model: str, sequences: int, length: int, rows: in
     return q, *caches, tables, start, torch.full((sequences,), length).int()
 
 
-def decode(dtype: torch.dtype, model: str, sequences: int, length: int) -> Row:
+def decode(dtype: torch.dtype, model: str, sequences: int, length: int) -> BenchRow:
     arguments = inputs(dtype, model, sequences, length, 1)
     times = medians(
         {
@@ -46,10 +46,10 @@ def decode(dtype: torch.dtype, model: str, sequences: int, length: int) -> Row:
     )
     num_bytes = sum(cache.nbytes for cache in arguments[1:3])
     case = f"{model} {str(dtype)[6:]} decode {sequences} x {length}"
-    return Row("attention", case, times, num_bytes / times["cpu"] / 1e3, "GB/s")
+    return BenchRow("attention", case, times, num_bytes / times["cpu"] / 1e3, "GB/s")
 
 
-def prefill(dtype: torch.dtype, model: str, length: int) -> Row:
+def prefill(dtype: torch.dtype, model: str, length: int) -> BenchRow:
     q_heads, kv_heads, head_dim = HEADS[model]
     arguments = inputs(dtype, model, 1, length, length)
     q, k, v = (torch.randn(1, heads, length, head_dim).to(dtype) for heads in (q_heads, kv_heads, kv_heads))
@@ -61,4 +61,4 @@ def prefill(dtype: torch.dtype, model: str, length: int) -> Row:
     )
     products = q_heads * head_dim * length * (length + 1)  # scores and values, half of the square
     case = f"{model} {str(dtype)[6:]} prefill {length}"
-    return Row("attention", case, times, 2 * products / times["cpu"] / 1e3, "GFLOP/s")
+    return BenchRow("attention", case, times, 2 * products / times["cpu"] / 1e3, "GFLOP/s")

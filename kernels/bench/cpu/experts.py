@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 from kernels.routing import Routing
 
 LAYERS = {  # experts, of a token, hidden and intermediate size
@@ -17,14 +17,14 @@ LAYERS = {  # experts, of a token, hidden and intermediate size
 TOKENS = (1, 8, 32, 256)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         for name, shape in LAYERS.items():
             for num_tokens in TOKENS:
                 yield one(dtype, name, shape, num_tokens)
 
 
-def one(dtype: torch.dtype, name: str, shape: tuple[int, ...], num_tokens: int) -> Row:
+def one(dtype: torch.dtype, name: str, shape: tuple[int, ...], num_tokens: int) -> BenchRow:
     """Every call has other tokens, so that one sequence reads other experts as a rule."""
     num_experts, top_k, hidden, size = shape
     gate_up = torch.randn(num_experts, 2 * size, hidden).to(dtype)
@@ -42,5 +42,7 @@ def one(dtype: torch.dtype, name: str, shape: tuple[int, ...], num_tokens: int) 
     chosen = sum(len(reference.route(each, Routing(top_k))[0].unique()) for each in logits) / len(logits)
     case = f"{str(dtype)[6:]} {name}, {num_tokens} tokens"
     if num_tokens <= 8:
-        return Row("experts", case, times, chosen * 3 * size * hidden * dtype.itemsize / times["cpu"] / 1e3, "GB/s")
-    return Row("experts", case, times, 6 * num_tokens * top_k * size * hidden / times["cpu"] / 1e3, "GFLOP/s")
+        return BenchRow(
+            "experts", case, times, chosen * 3 * size * hidden * dtype.itemsize / times["cpu"] / 1e3, "GB/s"
+        )
+    return BenchRow("experts", case, times, 6 * num_tokens * top_k * size * hidden / times["cpu"] / 1e3, "GFLOP/s")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 
 BLOCK = 16
 RANK, ROPE = 512, 64
@@ -17,7 +17,7 @@ DECODES = ((1, 128), (1, 4096), (8, 1024), (32, 512))  # sequences, length
 PROMPTS = (128, 512, 2048)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         for model in HEADS:
             for sequences, length in DECODES:
@@ -28,7 +28,7 @@ def bench() -> Iterator[Row]:
             yield multiply(dtype, rows)
 
 
-def attend(dtype: torch.dtype, model: str, sequences: int, length: int, rows: int) -> Row:
+def attend(dtype: torch.dtype, model: str, sequences: int, length: int, rows: int) -> BenchRow:
     heads, width = HEADS[model], -(-length // BLOCK)
     blocks = sequences * width
     cache = torch.randn(blocks + 1, BLOCK, 1, RANK + ROPE).to(dtype)
@@ -47,13 +47,13 @@ def attend(dtype: torch.dtype, model: str, sequences: int, length: int, rows: in
     times = medians(calls)
     pairs = sequences * (length if rows == 1 else length * (length + 1) // 2)
     case = f"{model} {str(dtype)[6:]} {'decode' if rows == 1 else 'prefill'} {sequences} x {length}"
-    return Row("latent", case, times, 2 * pairs * heads * (2 * RANK + ROPE) / times["cpu"] / 1e3, "GFLOP/s")
+    return BenchRow("latent", case, times, 2 * pairs * heads * (2 * RANK + ROPE) / times["cpu"] / 1e3, "GFLOP/s")
 
 
-def multiply(dtype: torch.dtype, rows: int) -> Row:
+def multiply(dtype: torch.dtype, rows: int) -> BenchRow:
     """What makes queries for compressed vectors, of 16 heads."""
     weight = torch.randn(16, RANK, 128).to(dtype)
     x, packed = torch.randn(rows, 16, 192).to(dtype)[..., :128], cpu.prepare_head_linear(weight)
     plain = reference.prepare_head_linear(weight)
     times = medians({"cpu": lambda: cpu.head_linear(x, packed), "reference": lambda: reference.head_linear(x, plain)})
-    return Row("latent", f"heads {str(dtype)[6:]} {rows} rows", times, weight.nbytes / times["cpu"] / 1e3, "GB/s")
+    return BenchRow("latent", f"heads {str(dtype)[6:]} {rows} rows", times, weight.nbytes / times["cpu"] / 1e3, "GB/s")

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from kernels import cpu
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 
 WARM = ((512, 256), (256, 768), (1024, 1024), (2048, 2048))  # out_features, in_features
 COLD = ((4096, 1024), (6144, 1024), (1024, 3072))  # of a 0.6 B model
@@ -16,7 +16,7 @@ COLD_BYTES = 128 << 20  # of weights taken in turns: four times the last level c
 ROWS = (1, 4, 8, 16, 32, 256, 2048)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         for shape in WARM:
             for rows in ROWS:
@@ -26,7 +26,7 @@ def bench() -> Iterator[Row]:
                 yield one(dtype, shape, rows, COLD_BYTES // (shape[0] * shape[1] * dtype.itemsize))
 
 
-def one(dtype: torch.dtype, shape: tuple[int, int], rows: int, copies: int) -> Row:
+def one(dtype: torch.dtype, shape: tuple[int, int], rows: int, copies: int) -> BenchRow:
     weights = [torch.randn(*shape).to(dtype) for _ in range(copies)]
     packed = [cpu.prepare_linear(weight, None) for weight in weights]
     x = torch.randn(rows, shape[1]).to(dtype)
@@ -43,5 +43,5 @@ def one(dtype: torch.dtype, shape: tuple[int, int], rows: int, copies: int) -> R
     case = f"{str(dtype)[6:]} {shape[0]} x {shape[1]}, {rows} rows{', cold' if copies > 1 else ''}"
     products, num_bytes = rows * shape[0] * shape[1], shape[0] * shape[1] * dtype.itemsize
     if rows <= 4:
-        return Row("linear", case, times, num_bytes / times["cpu"] / 1e3, "GB/s")
-    return Row("linear", case, times, 2 * products / times["cpu"] / 1e3, "GFLOP/s")
+        return BenchRow("linear", case, times, num_bytes / times["cpu"] / 1e3, "GB/s")
+    return BenchRow("linear", case, times, 2 * products / times["cpu"] / 1e3, "GFLOP/s")

@@ -9,7 +9,7 @@ import torch
 
 from kernels import cpu
 from kernels.bench.cpu.linear import COLD, COLD_BYTES
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 
 ROWS = (1, 2, 4, 8, 32, 256)
@@ -39,14 +39,14 @@ SCHEMES: dict[str, Callable[[int, int], QuantizedWeight]] = {
 }
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for shape in COLD:
         for scheme, make in SCHEMES.items():
             for rows in ROWS:
                 yield one(scheme, make, shape, rows)
 
 
-def one(scheme: str, make: Callable[[int, int], QuantizedWeight], shape: tuple[int, int], rows: int) -> Row:
+def one(scheme: str, make: Callable[[int, int], QuantizedWeight], shape: tuple[int, int], rows: int) -> BenchRow:
     copies = COLD_BYTES // (shape[0] * shape[1] * 2)
     packed = [cpu.prepare_quantized_linear(make(*shape), torch.bfloat16) for _ in range(copies)]
     wide = [cpu.prepare_linear(torch.randn(*shape).bfloat16(), None) for _ in range(copies)]
@@ -62,4 +62,4 @@ def one(scheme: str, make: Callable[[int, int], QuantizedWeight], shape: tuple[i
 
     times = {name: total / copies for name, total in medians({"quantized": ours, "bfloat16": theirs}).items()}
     rate = 2 * rows * shape[0] * shape[1] / times["quantized"] / 1e3
-    return Row("quantized", f"{scheme}, {shape[0]} x {shape[1]}, {rows} rows", times, rate, "GFLOP/s")
+    return BenchRow("quantized", f"{scheme}, {shape[0]} x {shape[1]}, {rows} rows", times, rate, "GFLOP/s")

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 
 SHAPE = StateShape(num_channels=8192, conv_width=4, num_heads=32, key_dim=128, value_dim=128)
@@ -16,13 +16,13 @@ BLOCK = 1088
 CASES = ((1, 1), (4, 1), (16, 1), (1, 128), (1, 512))  # rows, tokens of each
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         for rows, length in CASES:
             yield layer(dtype, rows, length)
 
 
-def layer(dtype: torch.dtype, rows: int, length: int) -> Row:
+def layer(dtype: torch.dtype, rows: int, length: int) -> BenchRow:
     parts = [torch.zeros(1 + 2 * rows, SHAPE.part_words) for _ in range(2)]
     pages = StatePages(parts[0], parts[1], SHAPE)
     mixed, gates = torch.randn(rows * length, 12288).to(dtype), torch.randn(rows * length, 64).to(dtype)
@@ -40,4 +40,4 @@ def layer(dtype: torch.dtype, rows: int, length: int) -> Row:
 
     times = medians({"cpu": lambda: run(cpu), "reference": lambda: run(reference)})
     moved = 2 * rows * SHAPE.num_words * WORD_BYTES / times["cpu"] / 1e3
-    return Row("recurrent", f"{str(dtype)[6:]} {rows} x {length}", times, moved, "GB/s of states")
+    return BenchRow("recurrent", f"{str(dtype)[6:]} {rows} x {length}", times, moved, "GB/s of states")

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import torch
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, Work, medians
+from kernels.bench.timing import BenchRow, Work, medians
 
 SHAPES = {"tiny": (256, 768, 8, 4, 32), "0.6b": (1024, 3072, 16, 8, 128)}  # hidden, ffn, heads, head_dim
 ROWS = (1, 32, 512)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for model, shape in SHAPES.items():
         for rows in ROWS:
             for name, works in functions(shape, rows).items():
-                yield Row("rows", f"{model} bfloat16 {name} {rows}", medians(works), 0, "")
+                yield BenchRow("rows", f"{model} bfloat16 {name} {rows}", medians(works), 0, "")
 
 
 def functions(shape: tuple[int, ...], rows: int) -> dict[str, dict[str, Work]]:

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from kernels import cpu, reference
-from kernels.bench.timing import Row, medians
+from kernels.bench.timing import BenchRow, medians
 from kernels.cpu.tape import Tape
 
 HIDDEN, FFN, Q_HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 256, 768, 8, 4, 32, 4096, 8
@@ -16,7 +16,7 @@ BLOCK, LENGTH, MOST = 16, 128, 64
 BATCHES = (1, 8, 32)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for dtype in (torch.bfloat16, torch.float32):
         ours, theirs = Decoder(cpu, dtype), Decoder(reference, dtype)
         tape = Tape(num_tokens=MOST + 1, num_seqs=MOST)
@@ -27,7 +27,7 @@ def bench() -> Iterator[Row]:
             yield one(dtype, batch, ours, theirs, tape)
 
 
-def one(dtype: torch.dtype, batch: int, ours: Decoder, theirs: Decoder, tape: Tape) -> Row:
+def one(dtype: torch.dtype, batch: int, ours: Decoder, theirs: Decoder, tape: Tape) -> BenchRow:
     step = Inputs(batch, batch)
     times = medians(
         {
@@ -37,7 +37,7 @@ def one(dtype: torch.dtype, batch: int, ours: Decoder, theirs: Decoder, tape: Ta
         }
     )
     case = f"tiny {str(dtype)[6:]} decode {batch} x {LENGTH}"
-    return Row("step", case, times, batch / times["tape"] * 1e6, "tok/s")
+    return BenchRow("step", case, times, batch / times["tape"] * 1e6, "tok/s")
 
 
 class Inputs:

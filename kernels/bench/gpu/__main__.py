@@ -15,9 +15,9 @@ import torch
 
 from kernels import triton
 from kernels.bench.gpu import attention, experts, latent, linear, quantized, recurrent, rows, sampling
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 
-SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
     "attention": attention.bench,
     "latent": latent.bench,
     "rows": rows.bench,

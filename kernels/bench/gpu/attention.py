@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.triton.attention.chunk_attention import chunk_attention
 from kernels.triton.attention.decode_attention import decode_attention
 from kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
@@ -58,7 +58,7 @@ def queries(rows: int, q_heads: int) -> torch.Tensor:
     return torch.randn(rows, q_heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     pool = Pool.of(1 << 20)
     for q_heads in Q_HEADS:
         for rows, length in DECODES:
@@ -73,26 +73,26 @@ def bench() -> Iterator[Row]:
         yield shared(pool, q_heads)
 
 
-def decode(pool: Pool, q_heads: int, lengths: list[int], name: str) -> Row:
+def decode(pool: Pool, q_heads: int, lengths: list[int], name: str) -> BenchRow:
     num_bytes = sum(lengths) * BYTES_PER_POSITION
     q, lens = queries(len(lengths), q_heads), ints(lengths)
     order = lens.argsort(descending=True).int()
     tables = pool.tables(len(lengths), max(lengths), copies_beyond_cache(num_bytes, most=16))
     us = graph_us([lambda t=t: decode_attention(q, pool.k, pool.v, t, lens, SCALE, 0, order) for t in tables])
     times = {"triton": us, "bytes at 4.55 TB/s": num_bytes / READ_BYTES_PER_US}
-    return Row("attention", f"decode {q_heads} heads {name}", times, num_bytes / us / 1e3, "GB/s")
+    return BenchRow("attention", f"decode {q_heads} heads {name}", times, num_bytes / us / 1e3, "GB/s")
 
 
-def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name: str) -> Row:
+def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name: str) -> BenchRow:
     flop = sum(4 * HEAD_DIM * q_heads * (n * (m - n) + n * (n + 1) / 2) for n, m in zip(counts, lengths, strict=True))
     q, lens, start = queries(sum(counts), q_heads), ints(lengths), ints([0, *counts]).cumsum(0).int()
     table = pool.tables(len(counts), max(lengths), 1)[0]
     us = graph_us([lambda: chunk_attention(q, pool.k, pool.v, table, start, lens, SCALE, 0)] * 3)
     times = {"triton": us, "FLOP at 787 T/s": flop / BF16_FLOP_PER_US}
-    return Row("attention", f"chunk {q_heads} heads {name}", times, flop / us / 1e6, "TFLOP/s")
+    return BenchRow("attention", f"chunk {q_heads} heads {name}", times, flop / us / 1e6, "TFLOP/s")
 
 
-def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> Row:
+def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> BenchRow:
     """Trees are a row and its siblings."""
     q, lens, start = queries(seqs * rows, q_heads), ints([length] * seqs), ints([0, *[rows] * seqs]).cumsum(0).int()
     table = pool.tables(seqs, length, 1)[0]
@@ -103,10 +103,10 @@ def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> Row:
         name: graph_us([lambda m=mask: chunk_attention(q, pool.k, pool.v, *rest, m)] * 3)
         for name, mask in (("trees", masks), ("chains", None))
     }
-    return Row("attention", f"drafts {q_heads} heads {seqs} x {rows} of {length}", times, 0, "")
+    return BenchRow("attention", f"drafts {q_heads} heads {seqs} x {rows} of {length}", times, 0, "")
 
 
-def shared(pool: Pool, q_heads: int, rows: int = 256, prefix: int = 2048, own: int = 96) -> Row:
+def shared(pool: Pool, q_heads: int, rows: int = 256, prefix: int = 2048, own: int = 96) -> BenchRow:
     q, lens = queries(rows, q_heads), ints([prefix + own] * rows)
     table = pool.tables(rows, prefix + own, 1)[0]
     table[:, : prefix // BLOCK_SIZE] = table[0, : prefix // BLOCK_SIZE]
@@ -117,4 +117,4 @@ def shared(pool: Pool, q_heads: int, rows: int = 256, prefix: int = 2048, own: i
     together = lambda: shared_prefix_attention(q, pool.k, pool.v, table, lens, prefixes, SCALE)  # noqa: E731
     apart = lambda: decode_attention(q, pool.k, pool.v, table, lens, SCALE, 0)  # noqa: E731
     times = {"shared": graph_us([together] * 5), "each row": graph_us([apart] * 5)}
-    return Row("attention", f"decode {q_heads} heads {rows} x ({prefix} shared + {own})", times, 0, "")
+    return BenchRow("attention", f"decode {q_heads} heads {rows} x ({prefix} shared + {own})", times, 0, "")

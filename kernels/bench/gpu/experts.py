@@ -12,12 +12,12 @@ import torch
 
 from kernels import triton
 from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.routing import Routing
 from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.moe.grouped_linear import Cut, Tile, tile_for
+from kernels.triton.moe.grouped_linear import ProductCut, Tile, tile_for
 from kernels.triton.single_row.row_experts import ROW, RowExpertsTile, row_experts
-from kernels.triton.single_row.row_linear import Norm
+from kernels.triton.single_row.row_linear import RowNorm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
 FEW = [Tile.even(rows, 32, 128, 3, 4) for rows in (16, 32)] + [
@@ -33,14 +33,14 @@ MANY = [
     *(
         Tile(rows, up, down, copied=True)
         for rows in (64, 128)
-        for up in (Cut(64, 64, 3, 4), Cut(128, 64, 3, 8), Cut(128, 64, 4, 8))
-        for down in (Cut(128, 64, 3, 4), Cut(256, 64, 4, 8))
+        for up in (ProductCut(64, 64, 3, 4), ProductCut(128, 64, 3, 8), ProductCut(128, 64, 4, 8))
+        for down in (ProductCut(128, 64, 3, 4), ProductCut(256, 64, 4, 8))
     ),
 ]
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """Of a model, with how many of its experts a token takes."""
 
     num_experts: int
@@ -53,20 +53,20 @@ class Layer:
         return 3 * self.hidden_size * self.intermediate_size * 2
 
 
-LAYERS = {"30b-a3b": Layer(128, 8, 2048, 768), "mixtral 8x7b": Layer(8, 2, 4096, 14336)}
+LAYERS = {"30b-a3b": ExpertLayer(128, 8, 2048, 768), "mixtral 8x7b": ExpertLayer(8, 2, 4096, 14336)}
 
 
 @dataclass(frozen=True)
 class Case:
     """Tokens before a layer, and as many layers as it takes to find none in the cache."""
 
-    layer: Layer
+    layer: ExpertLayer
     x: torch.Tensor
     logits: torch.Tensor
     weights: list[StackedExperts]
 
     @classmethod
-    def make(cls, layer: Layer, num_tokens: int) -> Case:
+    def make(cls, layer: ExpertLayer, num_tokens: int) -> Case:
         def normal(*size: int) -> torch.Tensor:
             return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
 
@@ -97,7 +97,7 @@ class Case:
             experts_in_tiles(self.x, ids, weights, weight, None, None, None, tile=tile)
 
     def row_works(self, shape: RowExpertsTile) -> list[Work]:
-        norm, residual = Norm(torch.ones_like(self.x[0]), 1e-6), self.x.clone()
+        norm, residual = RowNorm(torch.ones_like(self.x[0]), 1e-6), self.x.clone()
         run = lambda w: row_experts(residual, norm, self.logits, self.routing, w, pdl=True, shape=shape)  # noqa: E731
         return [lambda w=w: run(w) for w in self.weights]
 
@@ -110,7 +110,7 @@ class Case:
         return {"bytes at 4.55 TB/s": read / READ_BYTES_PER_US, "products at 787 TFLOP/s": flop / BF16_FLOP_PER_US}
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for name, layer in LAYERS.items():
         for num_tokens in TOKENS:
             case = Case.make(layer, num_tokens)
@@ -120,7 +120,7 @@ def bench() -> Iterator[Row]:
         yield row_of("experts", f"{name}, the chain's two kernels", case, {"triton": graph_us(case.row_works(ROW))})
 
 
-def tiles() -> Iterator[Row]:
+def tiles() -> Iterator[BenchRow]:
     """By number of tokens the five best, and what is in use; for one row the shapes of the chain."""
     layer = LAYERS["30b-a3b"]
     for num_tokens in TOKENS[1:]:
@@ -137,7 +137,7 @@ def tiles() -> Iterator[Row]:
     yield row_of("expert_tiles", "one row", case, dict(sorted(times.items(), key=lambda item: item[1])[:5]))
 
 
-def row_of(section: str, name: str, case: Case, times: dict[str, float]) -> Row:
+def row_of(section: str, name: str, case: Case, times: dict[str, float]) -> BenchRow:
     floors = case.floors
     rate = floors["bytes at 4.55 TB/s"] * READ_BYTES_PER_US / min(times.values()) / 1e3
-    return Row(section, name, {**times, **floors}, rate, "GB/s")
+    return BenchRow(section, name, {**times, **floors}, rate, "GB/s")

@@ -8,7 +8,7 @@ import torch
 
 from kernels import reference
 from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.triton.attention.latent_blocks import LatentTile, latent_chunk, latent_decode
 
 RANK, ROPE, STILL, BLOCK_SIZE = 512, 64, 128, 64
@@ -26,7 +26,7 @@ CHUNKS = {
 TILES = [LatentTile(*sizes) for sizes in ((16, 4, 4), (32, 2, 4), (32, 4, 4), (32, 3, 8), (64, 2, 4), (64, 2, 8))]
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     cache = _cache(1 << 20)
     for heads in HEADS:
         for rows, length in DECODES:
@@ -37,7 +37,7 @@ def bench() -> Iterator[Row]:
             yield multiply(heads, rows)
 
 
-def tiles() -> Iterator[Row]:
+def tiles() -> Iterator[BenchRow]:
     cache = _cache(1 << 20)
     for heads in HEADS:
         for rows, length in ((1, 8192), (32, 2048), (256, 2048)):
@@ -66,7 +66,7 @@ def _ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def decode(cache: torch.Tensor, heads: int, rows: int, length: int, chosen: Sequence[LatentTile | None]) -> Row:
+def decode(cache: torch.Tensor, heads: int, rows: int, length: int, chosen: Sequence[LatentTile | None]) -> BenchRow:
     num_bytes, pairs = rows * length * BYTES_PER_POSITION, rows * length * heads
     q, rotated, lens = *_queries(rows, heads), _ints([length] * rows)
     tables = _tables(cache, rows, length, copies_beyond_cache(num_bytes, most=16))
@@ -76,10 +76,10 @@ def decode(cache: torch.Tensor, heads: int, rows: int, length: int, chosen: Sequ
         times[_name(tile)] = _us(works)
     times["bytes at 4.55 TB/s"] = num_bytes / READ_BYTES_PER_US
     times["FLOP at 787 T/s"] = 2 * pairs * (2 * RANK + ROPE) / BF16_FLOP_PER_US
-    return Row("latent", f"decode {heads} heads {rows} x {length}", times, num_bytes / _first(times) / 1e3, "GB/s")
+    return BenchRow("latent", f"decode {heads} heads {rows} x {length}", times, num_bytes / _first(times) / 1e3, "GB/s")
 
 
-def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTile | None]) -> Row:
+def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTile | None]) -> BenchRow:
     counts, lengths = CHUNKS[name]
     pairs = heads * sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(counts, lengths, strict=True))
     q, rotated = _queries(sum(counts), heads)
@@ -91,17 +91,17 @@ def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTil
         times[_name(tile)] = _us(works)
     flop = 2 * pairs * (2 * RANK + ROPE)
     times["FLOP at 787 T/s"] = flop / BF16_FLOP_PER_US
-    return Row("latent", f"chunk {heads} heads {name}", times, flop / _first(times) / 1e6, "TFLOP/s")
+    return BenchRow("latent", f"chunk {heads} heads {name}", times, flop / _first(times) / 1e6, "TFLOP/s")
 
 
-def multiply(heads: int, rows: int) -> Row:
+def multiply(heads: int, rows: int) -> BenchRow:
     """What makes queries for compressed vectors: cuBLAS."""
     weight = torch.randn(heads, RANK, STILL, dtype=torch.bfloat16, device="cuda")
     packed = reference.prepare_head_linear(weight)
     x = torch.randn(rows, heads, STILL + ROPE, dtype=torch.bfloat16, device="cuda")[..., :STILL]
     us = graph_us([lambda: reference.head_linear(x, packed)] * 5)
     times = {"cuBLAS": us, "bytes at 4.55 TB/s": (weight.nbytes + rows * heads * 1280) / READ_BYTES_PER_US}
-    return Row("latent", f"heads' products, {heads} heads {rows} rows", times, 0, "")
+    return BenchRow("latent", f"heads' products, {heads} heads {rows} rows", times, 0, "")
 
 
 def _name(tile: LatentTile | None) -> str:

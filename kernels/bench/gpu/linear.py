@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 
 from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.reference.fp8_weight import quantize_to_fp8
 from kernels.reference.linear import LinearWeight
 from kernels.triton.quantization import eight_bit_linear
 from kernels.triton.quantization.eight_bit_linear import EightBitWeight
-from kernels.triton.single_row.row_linear import Norm, RowTile, row_linear, shape_for
+from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, shape_for
 
 # in, out, gated, normed before, added to the residual
 PRODUCTS = {
@@ -54,19 +54,19 @@ TRIED = [
 ]
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for name, size in _cases():
         yield measure(name, size, {"triton": shape_for(PRODUCTS[name][0], PRODUCTS[name][2], element_size=size)})
 
 
-def shapes() -> Iterator[Row]:
+def shapes() -> Iterator[BenchRow]:
     for name, size in _cases():
         product = PRODUCTS[name]
         fitting = [s for s in TRIED if product[0] % s.chunk == 0 and s.ahead * s.chunk <= product[0]]
         named = {f"{s.rows}x{s.chunk} ahead {s.ahead} warps {s.warps}": s for s in fitting}
         row = measure(name, size, named)
         best = sorted(row.microseconds.items(), key=lambda item: item[1])[:5]
-        yield Row("shapes", row.name, dict(best), row.rate, row.unit)
+        yield BenchRow("shapes", row.name, dict(best), row.rate, row.unit)
 
 
 def _cases() -> Iterator[tuple[str, int]]:
@@ -75,7 +75,7 @@ def _cases() -> Iterator[tuple[str, int]]:
     yield from ((name, 1) for name in IN_8_BITS)
 
 
-def measure(name: str, element_size: int, ways: dict[str, RowTile]) -> Row:
+def measure(name: str, element_size: int, ways: dict[str, RowTile]) -> BenchRow:
     in_features, out_features, gated, normed, added = PRODUCTS[name]
     size = (out_features * (2 if gated else 1), in_features)
     num_bytes = size[0] * size[1] * element_size
@@ -87,7 +87,7 @@ def measure(name: str, element_size: int, ways: dict[str, RowTile]) -> Row:
         weights.append(
             eight_bit_linear.pack(quantize_to_fp8(wide, None, blocks=False)) if in_8_bits else LinearWeight(wide, None)
         )
-    x, norm, residual = make(1, in_features), Norm(make(in_features), 1e-6), make(1, out_features)
+    x, norm, residual = make(1, in_features), RowNorm(make(in_features), 1e-6), make(1, out_features)
     options = {"norm": norm if normed else None, "gated": gated, "residual": residual if added else None, "pdl": True}
     times = {
         way: graph_us([lambda w=w, s=s: row_linear(x, w, shape=s, **options) for w in weights], 2)
@@ -96,6 +96,6 @@ def measure(name: str, element_size: int, ways: dict[str, RowTile]) -> Row:
     rate, floor = num_bytes / min(times.values()) / 1e3, num_bytes / READ_BYTES_PER_US
     if len(ways) == 1 and element_size == 2:
         times["cuBLAS"] = graph_us([lambda w=w: functional.linear(x, w.weight) for w in weights], 2)
-    return Row(
+    return BenchRow(
         "linear", name if element_size == 2 else f"{name}, fp8", {**times, "bytes at 4.55 TB/s": floor}, rate, "GB/s"
     )

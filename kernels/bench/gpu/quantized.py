@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.triton.quantization import eight_bit_linear as eight_bit
 from kernels.triton.quantization.eight_bit_activations import quantize
@@ -57,13 +57,13 @@ SCHEMES: dict[str, Callable[[int, int], QuantizedWeight]] = {
 }
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for product, (in_features, out_features) in PRODUCTS.items():
         for scheme, make in SCHEMES.items():
             yield from measure(f"{product}, {scheme}", make(out_features, in_features))
 
 
-def measure(name: str, weight: QuantizedWeight) -> Iterator[Row]:
+def measure(name: str, weight: QuantizedWeight) -> Iterator[BenchRow]:
     out_features, in_features = weight.codes.shape
     packed = prepare_quantized_linear(weight, torch.bfloat16)
     num_bytes = packed.codes.nbytes + packed.scales.nbytes
@@ -76,10 +76,10 @@ def measure(name: str, weight: QuantizedWeight) -> Iterator[Row]:
         if isinstance(packed, EightBitWeight):
             times["of which quantizing"] = graph_us([lambda x=x: quantize(x, packed.activations)], 8)
         times["bytes at 4.55 TB/s"] = num_bytes / READ_BYTES_PER_US
-        yield Row("quantized", f"{name}, {tokens} rows", times, num_bytes / times["ours"] / 1e3, "GB/s")
+        yield BenchRow("quantized", f"{name}, {tokens} rows", times, num_bytes / times["ours"] / 1e3, "GB/s")
 
 
-def packed_rows() -> Iterator[Row]:
+def packed_rows() -> Iterator[BenchRow]:
     """Codes of 4 bits and many rows: the ways there are (groups of warps are a Hopper's), and cuBLAS."""
     for product, (in_features, out_features) in PRODUCTS.items():
         packed = pack(integers(out_features, in_features, 4, 128))
@@ -96,7 +96,9 @@ def packed_rows() -> Iterator[Row]:
             times = {name: graph_us([lambda w=w, way=way: way(w) for w in copies], 2) for name, way in ways.items()}
             times["cuBLAS bf16"] = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in wide], 4)
             flops = 2 * tokens * in_features * out_features
-            yield Row("packed_rows", f"{product}, {tokens} rows", times, flops / times["warp groups"] / 1e6, "TFLOP/s")
+            yield BenchRow(
+                "packed_rows", f"{product}, {tokens} rows", times, flops / times["warp groups"] / 1e6, "TFLOP/s"
+            )
 
 
 def _copy(packed: object) -> object:
@@ -104,7 +106,7 @@ def _copy(packed: object) -> object:
     return type(packed)(**{**vars(packed), **tensors})
 
 
-def shapes() -> Iterator[Row]:
+def shapes() -> Iterator[BenchRow]:
     """By product and number of tokens the five best, what is in use, and what torch was built with."""
     for scheme, group in (("fp8", 0), ("fp8 blocks", 128)):
         for product, (in_features, out_features) in PRODUCTS.items():
@@ -115,7 +117,7 @@ def shapes() -> Iterator[Row]:
                 best = sorted(times.items(), key=lambda item: item[1])[:5]
                 name = f"{product}, {scheme}, {tokens} rows"
                 rate = packed.codes.nbytes / best[0][1] / 1e3
-                yield Row("eight_bit_shapes", name, {**dict(best), "in use": times["in use"]}, rate, "GB/s")
+                yield BenchRow("eight_bit_shapes", name, {**dict(best), "in use": times["in use"]}, rate, "GB/s")
 
 
 def _shapes_of(packed: EightBitWeight, copies: list[EightBitWeight], tokens: int) -> Iterator[tuple[str, float]]:

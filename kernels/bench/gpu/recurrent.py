@@ -8,7 +8,7 @@ import torch
 
 from kernels import reference, triton
 from kernels.bench.gpu.timing import READ_BYTES_PER_US, graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 
 SHAPE = StateShape(num_channels=8192, conv_width=4, num_heads=32, key_dim=128, value_dim=128)
@@ -17,15 +17,15 @@ DECODES = (1, 16, 64, 256)  # rows
 PROMPTS = ((1, 512), (1, 2048), (4, 2048), (1, 8192))  # rows, tokens of each
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for rows in DECODES:
         calls = functions(rows, 1)
         times = {name: graph_us([call] * 4) for name, call in calls.items()}
         floor = rows * 2 * SHAPE.num_words * WORD_BYTES / READ_BYTES_PER_US
-        yield Row("recurrent", f"decode {rows}", times, floor, "state read and written")
+        yield BenchRow("recurrent", f"decode {rows}", times, floor, "state read and written")
     for rows, length in PROMPTS:
         times = {name: graph_us([call]) for name, call in functions(rows, length).items() if name != "torch"}
-        yield Row("recurrent", f"prompt {rows} x {length}", times, 0, "")
+        yield BenchRow("recurrent", f"prompt {rows} x {length}", times, 0, "")
 
 
 def functions(rows: int, length: int) -> dict[str, Callable[[], object]]:

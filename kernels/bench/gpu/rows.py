@@ -8,18 +8,18 @@ import torch
 
 from kernels import reference, triton
 from kernels.bench.gpu.timing import graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 
 SHAPES = {"0.6b": (1024, 3072, 16, 8, 128), "8b": (4096, 14336, 32, 8, 128)}  # hidden, ffn, heads, head_dim
 ROWS = (1, 256, 8192)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for model, shape in SHAPES.items():
         for rows in ROWS:
             for name, (ours, plain) in functions(shape, rows).items():
                 times = {"triton": graph_us([ours] * 8), "torch": graph_us([plain] * 8)}
-                yield Row("rows", f"{model} {name} {rows}", times, 0, "")
+                yield BenchRow("rows", f"{model} {name} {rows}", times, 0, "")
 
 
 def functions(shape: tuple[int, ...], rows: int):

@@ -8,13 +8,13 @@ import torch
 
 from kernels import reference, triton
 from kernels.bench.gpu.timing import graph_us
-from kernels.bench.timing import Row
+from kernels.bench.timing import BenchRow
 
 VOCAB_SIZE = 151_936
 ROWS = (1, 32, 256)
 
 
-def bench() -> Iterator[Row]:
+def bench() -> Iterator[BenchRow]:
     for rows in ROWS:
         logits = torch.randn(rows, VOCAB_SIZE, device="cuda")
         half = logits.bfloat16()
@@ -34,19 +34,19 @@ def bench() -> Iterator[Row]:
                 "triton": graph_us([lambda w=way: triton.sample(half, *w, seeds, positions)] * 4),  # noqa: B023
                 "torch": graph_us([lambda w=way: reference.sample(logits, *w, seeds, positions)]),  # noqa: B023
             }
-            yield Row("sampling", f"{name} {rows}", times, 0, "")
+            yield BenchRow("sampling", f"{name} {rows}", times, 0, "")
         yield from _of_part(half[:, : VOCAB_SIZE // 2], temperature, seeds, positions)
         masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-VOCAB_SIZE // 32)), dtype=torch.int32, device="cuda")
         times = {
             "triton": graph_us([lambda: triton.mask_logits(logits, None, masks)] * 4),  # noqa: B023
             "torch": graph_us([lambda: reference.mask_logits(logits, None, masks)]),  # noqa: B023
         }
-        yield Row("sampling", f"grammar mask {rows}", times, 0, "")
+        yield BenchRow("sampling", f"grammar mask {rows}", times, 0, "")
 
 
 def _of_part(
     half: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> Iterator[Row]:
+) -> Iterator[BenchRow]:
     """What one of two ranks does: its best token, and a round of the search for what a filter leaves."""
     rows, values = len(half), half.float()
     tops, known = values.amax(dim=1, keepdim=True), torch.zeros((rows, 1), dtype=torch.int64, device="cuda")
@@ -55,10 +55,10 @@ def _of_part(
             "triton": graph_us([lambda c=column: triton.best_of_part(half, c, seeds, positions, VOCAB_SIZE)] * 4),
             "torch": graph_us([lambda c=column: reference.best_of_part(half, c, seeds, positions, VOCAB_SIZE)]),
         }
-        yield Row("sampling", f"part, {name} {rows}", times, 0, "")
+        yield BenchRow("sampling", f"part, {name} {rows}", times, 0, "")
     for name, of in (("counts", None), ("weights", tops)):
         times = {
             "triton": graph_us([lambda o=of: triton.digit_sums(values, o, known, 24)] * 4),
             "torch": graph_us([lambda o=of: reference.digit_sums(values, o, known, 24)]),
         }
-        yield Row("sampling", f"part, {name} {rows}", times, 0, "")
+        yield BenchRow("sampling", f"part, {name} {rows}", times, 0, "")

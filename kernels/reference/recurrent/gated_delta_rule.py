@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from kernels.reference.recurrent.state_rows import Span, decode_pages, spans
+from kernels.reference.recurrent.state_rows import TokenSpan, decode_pages, spans
 from kernels.state_pages import StatePages
 
 CHUNK = 64  # tokens that are computed together
@@ -79,7 +79,7 @@ def follow(
     decay: torch.Tensor,
     share: torch.Tensor,
     pages: StatePages,
-    where: Iterable[Span],
+    where: Iterable[TokenSpan],
     chunk: Chunk,
 ) -> torch.Tensor:
     """Spans one after the other; q, k, v [num_tokens, num_heads, ...], the others [num_tokens, num_heads]."""

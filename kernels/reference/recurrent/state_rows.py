@@ -16,7 +16,7 @@ class DecodePages(NamedTuple):
     goes_on: torch.Tensor  # bool: whether there was a token before
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Tokens of a row, which end a block, a chunk or the step."""
 
     begin: int  # in the step
@@ -38,7 +38,7 @@ def decode_pages(block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size:
 
 def spans(
     block_tables: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_size: int, longest: int
-) -> Iterator[Span]:
+) -> Iterator[TokenSpan]:
     """Row after row, each in order; at most `longest` tokens a span, and none over the end of a block."""
     starts = query_start.tolist()
     for row, seq_len in enumerate(seq_lens.tolist()):
@@ -47,7 +47,7 @@ def spans(
             end = min(position + longest, (position // block_size + 1) * block_size, seq_len)
             reads = position == first > 0
             saves = end == seq_len or end % block_size == 0
-            yield Span(
+            yield TokenSpan(
                 starts[row] + position - first,
                 starts[row] + end - first,
                 int(block_tables[row, (position - 1) // block_size]) if reads else -1,

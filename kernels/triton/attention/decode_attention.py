@@ -129,14 +129,14 @@ def _decode_attention(
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartialResults:
     """Partial results of a step's queries, to be combined."""
 
     outputs: torch.Tensor  # float32 [num_queries, num_parts, head_dim]
     logs: torch.Tensor  # float32 [num_queries, num_parts], base 2
 
     @classmethod
-    def empty(cls, q: torch.Tensor, num_parts: int) -> Parts:
+    def empty(cls, q: torch.Tensor, num_parts: int) -> PartialResults:
         queries = q.size(0) * q.size(1)
         outputs = torch.empty((queries, num_parts, q.size(2)), dtype=torch.float32, device=q.device)
         return cls(outputs, torch.empty((queries, num_parts), dtype=torch.float32, device=q.device))
@@ -161,7 +161,7 @@ def decode_attention(
     """
     num_splits = splits_for(q.size(0), k_cache.size(2))
     out = torch.empty_like(q)
-    parts = Parts.empty(q, num_splits) if num_splits > 1 else None
+    parts = PartialResults.empty(q, num_splits) if num_splits > 1 else None
     rest = block_tables, seq_lens, None, order, scale, sliding_window, num_splits, out, parts
     attend_rest(q, k_cache, v_cache, *rest, sinks=sinks, softcap=softcap, chunked=chunked)
     if parts is not None:
@@ -181,7 +181,7 @@ def attend_rest(
     sliding_window: int,
     num_splits: int,
     out: torch.Tensor,
-    parts: Parts | None,
+    parts: PartialResults | None,
     *,
     merge: bool = False,
     sinks: torch.Tensor | None = None,

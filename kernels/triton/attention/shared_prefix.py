@@ -17,7 +17,7 @@ import triton.language as tl
 from kernels.triton.attention.attention_tile import LOG2_E, dot_precision, find_blocks, meeting, padded_head_dim
 from kernels.triton.attention.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
 from kernels.triton.attention.combine import combine
-from kernels.triton.attention.decode_attention import MOST_OTHER_PARTS, Parts, attend_rest, splits_for
+from kernels.triton.attention.decode_attention import MOST_OTHER_PARTS, PartialResults, attend_rest, splits_for
 
 ENOUGH_PROGRAMS = 256  # two on each of the H200's 132 processors, which is what their shared memory holds
 
@@ -119,7 +119,7 @@ def shared_prefix_attention(
     own_splits = splits_for(q.size(0), kv_heads)
     out = torch.empty_like(q)
     merge = own_splits == 1  # enough programs as it is: each takes the parts of its prefix along
-    parts = Parts.empty(q, prefix_splits + (0 if merge else own_splits))
+    parts = PartialResults.empty(q, prefix_splits + (0 if merge else own_splits))
     first_part = 0 if merge else own_splits
     rest = block_tables, seq_lens, prefixes.starts, order, scale, 0, own_splits, out, parts
     _attend_prefixes(q, k_cache, v_cache, block_tables, prefixes, scale, prefix_splits, parts, first_part)
@@ -137,7 +137,7 @@ def _attend_prefixes(
     prefixes: SharedPrefixes,
     scale: float,
     num_splits: int,
-    parts: Parts,
+    parts: PartialResults,
     first_part: int,
 ) -> None:
     (_, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape

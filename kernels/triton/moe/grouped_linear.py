@@ -18,7 +18,7 @@ from kernels.triton.attention.attention_tile import dot_precision
 
 
 @dataclass(frozen=True)
-class Cut:
+class ProductCut:
     """How a product is cut up, but for its rows."""
 
     columns: int  # of the result; where gates and ups are computed, so many of each
@@ -32,13 +32,13 @@ class Tile:
     """How an expert's two products are cut up."""
 
     rows: int
-    up: Cut  # and gates
-    down: Cut
+    up: ProductCut  # and gates
+    down: ProductCut
     copied: bool = False  # by the copy engine: weights, and what lies between the products, which then is in tiles
 
     @classmethod
     def even(cls, rows: int, *cut: int, copied: bool = False) -> Tile:
-        return cls(rows, Cut(*cut), Cut(*cut), copied)
+        return cls(rows, ProductCut(*cut), ProductCut(*cut), copied)
 
 
 # By how many rows an expert has on average, at most: the fastest of those that `python -m kernels.bench.gpu
@@ -48,8 +48,8 @@ class Tile:
 TILES = {
     8: Tile.even(16, 64, 128, 4, 4, copied=True),
     20: Tile.even(32, 64, 128, 4, 4, copied=True),
-    96: Tile(64, Cut(128, 64, 4, 8), Cut(128, 64, 3, 4), copied=True),
-    1 << 30: Tile(128, Cut(128, 64, 4, 8), Cut(256, 64, 4, 8), copied=True),
+    96: Tile(64, ProductCut(128, 64, 4, 8), ProductCut(128, 64, 3, 4), copied=True),
+    1 << 30: Tile(128, ProductCut(128, 64, 4, 8), ProductCut(256, 64, 4, 8), copied=True),
 }
 WIDE_TILE = Tile.even(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes
 

@@ -13,7 +13,7 @@ from kernels.triton.low_rank_table import LowRankTable, prepare_low_rank
 from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
 from kernels.triton.precompile.precompile import ExpertsShape, ModelShape
-from kernels.triton.single_row.row_linear import Norm, row_linear, row_narrow_as_cut
+from kernels.triton.single_row.row_linear import RowNorm, row_linear, row_narrow_as_cut
 from kernels.triton.single_row.row_low_rank import row_low_rank
 from kernels.triton.single_row.row_narrow import Narrow
 
@@ -49,7 +49,7 @@ def adapter_jobs(model: ModelShape, pdl: Callable[[], bool]) -> Iterator[Callabl
     def of_row(in_features: int, sizes: tuple[int, ...], *, gated: bool, last: bool) -> None:
         weights, out = table(in_features, sizes), sum(sizes)
         narrow = Narrow(weights, AdaptedRows.none(1, model.num_adapters).starts, of(weights.most_ranks))
-        norm = None if last else Norm(of(in_features), 1e-6)
+        norm = None if last else RowNorm(of(in_features), 1e-6)
         if model.packed is None:
             weight = LinearWeight(of(out, in_features), None)
             row_linear(of(1, in_features), weight, norm=norm, narrow=narrow, pdl=pdl())

@@ -13,7 +13,7 @@ from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
 from kernels.triton.moe.routing import route
 from kernels.triton.precompile.precompile import ExpertsShape, ModelShape
 from kernels.triton.single_row.row_experts import row_experts
-from kernels.triton.single_row.row_linear import Norm, row_linear
+from kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 ROWS = 8
 
@@ -29,7 +29,7 @@ def expert_jobs(model: ModelShape, shape: ExpertsShape, pdl: Callable[[], bool])
     gate_up, down = of(count, 2 * size, model.hidden_size), of(count, model.hidden_size, size)
     biases = (of(count, 2 * size), of(count, model.hidden_size)) if shape.biased else (None, None)
     packed = StackedExperts(gate_up, down, *biases, shape.gate)
-    load, norm = of(count, dtype=torch.int64), Norm(of(model.hidden_size), 1e-6)
+    load, norm = of(count, dtype=torch.int64), RowNorm(of(model.hidden_size), 1e-6)
     x, ids, weights = (
         of(ROWS, model.hidden_size),
         of(ROWS, top_k, dtype=torch.int32),

@@ -27,7 +27,7 @@ from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
 from kernels.triton.sampling.sampling import sample
 from kernels.triton.sampling.token_mask import mask_logits
 from kernels.triton.single_row.row_attention import row_attention
-from kernels.triton.single_row.row_linear import Norm, row_linear
+from kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 
 def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
@@ -104,7 +104,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         row_linear(
             of(1, in_features),
             weight,
-            norm=None if added else Norm(of(in_features), 1e-6),
+            norm=None if added else RowNorm(of(in_features), 1e-6),
             gated=gated,
             residual=of(1, out_features) if added else None,
             pdl=capability_has_pdl(),

@@ -12,7 +12,7 @@ from kernels.triton.quantization import warp_groups
 from kernels.triton.quantization.packed_linear import MOST_ROWS, MOST_TILED_ROWS, ROWS, packed_linear, widened
 from kernels.triton.quantization.packed_weight import PackedWeight, span_of
 from kernels.triton.quantization.warp_groups import WarpGroupsCut, kernel_of_warp_groups, warp_groups_take
-from kernels.triton.single_row.row_linear import Norm, row_linear
+from kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 
 def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool]) -> Iterator[Callable[[], object]]:
@@ -44,7 +44,7 @@ def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool])
         row_linear(
             of(1, in_features),
             weight(in_features, out_features),
-            norm=None if added else Norm(of(in_features), 1e-6),
+            norm=None if added else RowNorm(of(in_features), 1e-6),
             gated=gated,
             residual=of(1, out_features) if added else None,
             pdl=pdl(),

@@ -17,7 +17,7 @@ from kernels.triton.moe.expert_layers import StackedExperts
 from kernels.triton.moe.grouped_linear import activate
 from kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.single_row.row_linear import Norm
+from kernels.triton.single_row.row_linear import RowNorm
 
 CHUNK = 1024  # elements of a weight's row at a time
 
@@ -177,7 +177,7 @@ def row_experts_takes(routing: Routing) -> bool:
 
 def row_experts(
     residual: torch.Tensor,
-    norm: Norm,
+    norm: RowNorm,
     logits: torch.Tensor,
     routing: Routing,
     packed: StackedExperts,

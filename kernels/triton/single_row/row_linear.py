@@ -17,9 +17,9 @@ from kernels.triton.pdl import launch_dependents, wait_for_inputs
 from kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
 from kernels.triton.quantization.packed_weight import PackedWeight
 from kernels.triton.single_row.packed_row_linear import packed_row_linear
-from kernels.triton.single_row.row_narrow import Narrow, Norm, chunk_of, narrow_of_row, row_narrow
+from kernels.triton.single_row.row_narrow import Narrow, RowNorm, chunk_of, narrow_of_row, row_narrow
 
-__all__ = ["Norm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
+__all__ = ["RowNorm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
 
 LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
 
@@ -154,7 +154,7 @@ def row_linear(
     x: torch.Tensor,
     weight: LinearWeight | EightBitWeight | PackedWeight,
     *,
-    norm: Norm | None = None,
+    norm: RowNorm | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
     narrow: Narrow | None = None,
@@ -221,7 +221,7 @@ def row_linear(
     return out
 
 
-def row_narrow_as_cut(x: torch.Tensor, narrow: Narrow, norm: Norm | None, *, pdl: bool) -> None:
+def row_narrow_as_cut(x: torch.Tensor, narrow: Narrow, norm: RowNorm | None, *, pdl: bool) -> None:
     """In a launch of its own, cut up as a product of 16 bits."""
     tile = shape_for(x.size(1), gated=False)
     row_narrow(x, narrow, norm, rows=tile.rows, chunk=tile.chunk, warps=tile.warps, pdl=pdl)

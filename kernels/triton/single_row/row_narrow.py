@@ -16,7 +16,7 @@ from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 
 @dataclass(frozen=True)
-class Norm:
+class RowNorm:
     """An rms_norm of the row before the product."""
 
     weight: torch.Tensor
@@ -103,7 +103,7 @@ def _row_narrow(
 
 
 def row_narrow(
-    x: torch.Tensor, narrow: Narrow, norm: Norm | None, *, rows: int, chunk: int, warps: int, pdl: bool = False
+    x: torch.Tensor, narrow: Narrow, norm: RowNorm | None, *, rows: int, chunk: int, warps: int, pdl: bool = False
 ) -> None:
     """Of x [1, in_features], normed first if there is a norm. `rows`: of `down`, a program; `chunk`: of their elements
     at a time."""

@@ -13,7 +13,7 @@ SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalPattern:
     """`burst`: all at once. `8`: at most 8 in flight, the next when one ends. `20/s`: Poisson arrivals, 20 a second."""
 
     text: str
@@ -36,12 +36,12 @@ class Arrivals:
         return min(wanted, self.in_flight) if self.in_flight else wanted
 
 
-def parse(text: str) -> Arrivals:
+def parse(text: str) -> ArrivalPattern:
     if text == "burst":
-        return Arrivals(text)
+        return ArrivalPattern(text)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/s", text)
     if match and float(match[1]) > 0:
-        return Arrivals(text, rate=float(match[1]))
+        return ArrivalPattern(text, rate=float(match[1]))
     if text.isdigit() and int(text) > 0:
-        return Arrivals(text, in_flight=int(text))
+        return ArrivalPattern(text, in_flight=int(text))
     raise InvalidArgument(f"load: {text!r} is none of burst, N (in flight), N/s (Poisson arrivals)", field="load")

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import uvloop
 
-from quire.bench.load_client.arrivals import Arrivals
-from quire.bench.load_client.timing import Outcome, Received, Timing
-from quire.bench.workload.workloads import Item, Workload
+from quire.bench.load_client.arrivals import ArrivalPattern
+from quire.bench.load_client.timing import Outcome, Received, RequestTiming
+from quire.bench.workload.workloads import BenchRequest, Workload
 from shared.errors import Unavailable
 
 HEAD_START_S = 0.05  # for the word to start to reach every client
@@ -27,19 +27,19 @@ BUSY = 0.85  # of a core: from here on the client may be what is measured
 Progress = Callable[[int, int], None]  # (requests ended, of how many)
 
 
-class Caller(Protocol):
+class RequestSender(Protocol):
     """One way of sending requests; lives in one client process."""
 
     async def open(self) -> None:
         """Before anything is sent."""
 
-    def body(self, item: Item) -> bytes:
+    def body(self, item: BenchRequest) -> bytes:
         """Made before the load begins, so that making it is not measured."""
 
-    async def call(self, body: bytes) -> tuple[Timing, Received]:
+    async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
         """Sends it; never raises for a failed request."""
 
-    def settle(self, timing: Timing, received: Received) -> None:
+    def settle(self, timing: RequestTiming, received: Received) -> None:
         """Reads what came back into `timing`, once the load is over."""
 
     async def close(self) -> None: ...
@@ -49,7 +49,7 @@ class Caller(Protocol):
 class Job:
     """What one client sends, and when."""
 
-    items: Sequence[Item]
+    items: Sequence[BenchRequest]
     offsets_s: Sequence[float]
     in_flight: int  # 0: no limit
 
@@ -60,7 +60,7 @@ class Clients:
     `new_caller` is called inside each process, on its loop, so it must be picklable.
     """
 
-    def __init__(self, count: int, new_caller: Callable[[], Caller]) -> None:
+    def __init__(self, count: int, new_caller: Callable[[], RequestSender]) -> None:
         context = multiprocessing.get_context("spawn")
         self._ended: Any = context.Array("i", count)
         self._pipes: list[Connection] = []
@@ -73,7 +73,7 @@ class Clients:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome:
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome:
         """Sends the requests of `work` as `arrivals` says; returns when each has ended."""
         pipes = self._pipes[: arrivals.most_clients(len(self._pipes))]
         offsets = arrivals.offsets_s(len(work.items))
@@ -106,7 +106,7 @@ class Clients:
 
     def _collect(
         self, pipes: Sequence[Connection], total: int, progress: Progress | None
-    ) -> list[tuple[list[Timing], float]]:
+    ) -> list[tuple[list[RequestTiming], float]]:
         answers, open_pipes = [], list(pipes)
         while open_pipes:
             for pipe in wait(open_pipes, POLL_S):
@@ -126,7 +126,7 @@ def default_count() -> int:
     return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
-def _play(pipe: Connection, new_caller: Callable[[], Caller], ended: Any, index: int) -> None:
+def _play(pipe: Connection, new_caller: Callable[[], RequestSender], ended: Any, index: int) -> None:
     async def play() -> None:
         await _Player(pipe, new_caller(), ended, index).play()
 
@@ -137,7 +137,7 @@ def _play(pipe: Connection, new_caller: Callable[[], Caller], ended: Any, index:
 class _Player:
     """The life of a client process: a job, the word to begin, the outcome; again."""
 
-    def __init__(self, pipe: Connection, caller: Caller, ended: Any, index: int) -> None:
+    def __init__(self, pipe: Connection, caller: RequestSender, ended: Any, index: int) -> None:
         self._pipe = pipe
         self._caller = caller
         self._ended = ended
@@ -168,10 +168,10 @@ class _Player:
             self._caller.settle(timing, received)
         self._pipe.send(([timing for timing, _ in answers], share))
 
-    async def _send_all(self, bodies: Sequence[bytes], job: Job, begin: float) -> list[tuple[Timing, Received]]:
+    async def _send_all(self, bodies: Sequence[bytes], job: Job, begin: float) -> list[tuple[RequestTiming, Received]]:
         gate = asyncio.Semaphore(job.in_flight or len(bodies))
 
-        async def send(body: bytes, offset_s: float) -> tuple[Timing, Received]:
+        async def send(body: bytes, offset_s: float) -> tuple[RequestTiming, Received]:
             await asyncio.sleep(begin + offset_s - time.monotonic())
             async with gate:
                 answer = await self._caller.call(body)

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc.aio
 
-from quire.bench.load_client.timing import Received, Timing
-from quire.bench.workload.workloads import Item
+from quire.bench.load_client.timing import Received, RequestTiming
+from quire.bench.workload.workloads import BenchRequest
 from quire.params import SamplingParams, StructuredOutput
-from quire.requests import Options, generate_request
+from quire.requests import RequestOptions, generate_request
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.rpc.channel import connect
@@ -48,16 +48,16 @@ class GrpcCaller:
         self._channels = list(by_frontend.values())
         self._stubs = cycle([channel.unary_stream(METHOD) for channel in self._channels])
 
-    def body(self, item: Item) -> bytes:
+    def body(self, item: BenchRequest) -> bytes:
         params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)
         if item.json_schema:
             params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
-        request = generate_request(item.prompt, params, Options(final_only=self._final_only, model=item.adapter))
+        request = generate_request(item.prompt, params, RequestOptions(final_only=self._final_only, model=item.adapter))
         return bytes(request.SerializeToString())
 
-    async def call(self, body: bytes) -> tuple[Timing, Received]:
+    async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
         received: Received = []
-        timing = Timing(time.monotonic())
+        timing = RequestTiming(time.monotonic())
         try:
             async for message in next(self._stubs)(body):
                 received.append((time.monotonic(), message))
@@ -66,7 +66,7 @@ class GrpcCaller:
         timing.ended = time.monotonic()
         return timing, received
 
-    def settle(self, timing: Timing, received: Received) -> None:
+    def settle(self, timing: RequestTiming, received: Received) -> None:
         for at, message in received:
             count = len(pb.GenerateResponse.FromString(message).token_ids)
             if count:

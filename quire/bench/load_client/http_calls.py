@@ -15,8 +15,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from quire.bench.load_client.timing import Received, Timing
-from quire.bench.workload.workloads import Item
+from quire.bench.load_client.timing import Received, RequestTiming
+from quire.bench.workload.workloads import BenchRequest
 from shared.errors import FailedPrecondition
 
 DATA = b"data: "
@@ -38,7 +38,7 @@ class HttpCaller:
     async def open(self) -> None:
         """A connection of its own for each request."""
 
-    def body(self, item: Item) -> bytes:
+    def body(self, item: BenchRequest) -> bytes:
         body = {
             "model": item.adapter or self._model,
             "prompt": item.prompt,
@@ -52,8 +52,8 @@ class HttpCaller:
         head = f"{self._head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         return head.encode() + content
 
-    async def call(self, body: bytes) -> tuple[Timing, Received]:
-        timing = Timing(time.monotonic())
+    async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
+        timing = RequestTiming(time.monotonic())
         answer = _Answer()
         try:
             loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class HttpCaller:
         timing.ended = answer.received[-1][0] if answer.received else time.monotonic()
         return timing, answer.received
 
-    def settle(self, timing: Timing, received: Received) -> None:
+    def settle(self, timing: RequestTiming, received: Received) -> None:
         if timing.error:
             return
         if not received or received[0][1].split(None, 2)[1:2] != [b"200"]:

@@ -9,9 +9,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from quire.bench.load_client.arrivals import Arrivals
+from quire.bench.load_client.arrivals import ArrivalPattern
 from quire.bench.load_client.clients import Progress
-from quire.bench.load_client.timing import Outcome, Timing
+from quire.bench.load_client.timing import Outcome, RequestTiming
 from quire.bench.workload.workloads import Workload
 from shared.errors import Unavailable
 
@@ -37,7 +37,7 @@ class Program:
         """Cached prefixes, before the next load."""
         self._forget = True
 
-    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome:
+    def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> Outcome:
         load = {
             "prompts": [item.prompt for item in work.items],
             "num_output": [item.num_output for item in work.items],
@@ -50,7 +50,7 @@ class Program:
         answer = self._answer()
         end = time.monotonic()
         begin = end - answer["seconds"]
-        timings = [Timing(begin, num_tokens=count, ended=end) for count in answer["num_output"]]
+        timings = [RequestTiming(begin, num_tokens=count, ended=end) for count in answer["num_output"]]
         return Outcome(begin, work.num_prompt_tokens, timings, [0.0])
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ Received = list[tuple[float, bytes]]  # what came, and when
 
 
 @dataclass(slots=True)
-class Timing:
+class RequestTiming:
     """Of one request. Times are of the machine's monotonic clock, seconds, comparable between processes."""
 
     sent: float
@@ -48,11 +48,11 @@ class Outcome:
 
     begin: float
     num_prompt_tokens: int
-    timings: Sequence[Timing]
+    timings: Sequence[RequestTiming]
     client_cpu_shares: Sequence[float]  # of each client process: 1 is a whole core
 
     @property
-    def done(self) -> list[Timing]:
+    def done(self) -> list[RequestTiming]:
         return [timing for timing in self.timings if not timing.error]
 
     @property

@@ -18,7 +18,7 @@ MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memo
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProcessLook:
     """At one process."""
 
     at_s: float
@@ -27,7 +27,7 @@ class Look:
     threads: int
 
     @classmethod
-    def of(cls, pid: int, at_s: float) -> Look | None:
+    def of(cls, pid: int, at_s: float) -> ProcessLook | None:
         """None if it is gone."""
         try:
             resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
@@ -37,7 +37,7 @@ class Look:
         return cls(at_s, (resident - shared) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
 
 
-def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
+def of_process(looks: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
     """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
     not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
     settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
@@ -55,7 +55,7 @@ def of_process(looks: Sequence[Look], seconds: float, calls: int) -> Row:
     return {**ends, **_slopes(settled, seconds, calls)}
 
 
-def _slopes(settled: Sequence[Look], seconds: float, calls: int) -> Row:
+def _slopes(settled: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])

@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
                     yield {"shape": shape.name, "kept": kept, **_restart(arguments, shape, kept, folder)}
 
 
-def _restart(arguments: argparse.Namespace, shape: shapes.Shape, kept: str, folder: str) -> Row:
+def _restart(arguments: argparse.Namespace, shape: shapes.BenchShape, kept: str, folder: str) -> Row:
     own = argparse.Namespace(**vars(arguments))
     below: dict[str, dict[str, object]] = {
         "nothing": {"kv_offloading_size": 0.0, "kv_offloading_disk_size": 0.0},

@@ -52,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
                 yield from (mixed, apart, _shares(apart, mixed))
 
 
-def _rows(arguments: argparse.Namespace, shape: shapes.Shape, effort: load.Effort, layout: str) -> list[Row]:
+def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.Effort, layout: str) -> list[Row]:
     """Of one cluster, every workload and load."""
     number = arguments.prefill_workers + arguments.decode_workers
     own = argparse.Namespace(**vars(arguments))

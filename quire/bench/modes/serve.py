@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 
 from quire.bench import load, target
-from quire.bench.load_client.clients import Caller
+from quire.bench.load_client.clients import RequestSender
 from quire.bench.load_client.timing import Outcome
 from quire.bench.report import Row
 from quire.bench.target import Target
@@ -64,7 +64,7 @@ def protocols(wanted: str, served: Target) -> list[str]:
     return names
 
 
-def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], Caller]:
+def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], RequestSender]:
     if protocol == "http":
         return load.http_caller(served, work)
     return load.grpc_caller(served, work, final_only=False)

@@ -47,7 +47,7 @@ REGEX = r"[a-z]{3,12} [0-9]{1,4}"
 class Record:
     """Of a run."""
 
-    looks: dict[tuple[str, int], list[growth.Look]] = field(default_factory=dict)  # by service and process id
+    looks: dict[tuple[str, int], list[growth.ProcessLook]] = field(default_factory=dict)  # by service and process id
     done: Counter[str] = field(default_factory=Counter)  # calls by kind
     errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
     kills: int = 0
@@ -107,7 +107,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
 async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
     while (at_s := time.monotonic() - begin_s) < seconds:
         for process in cluster.processes:
-            look = growth.Look.of(process.pid, at_s) if process.pid else None
+            look = growth.ProcessLook.of(process.pid, at_s) if process.pid else None
             if look is not None and process.ready.is_set():
                 record.looks.setdefault((process.spec.id, process.pid or 0), []).append(look)
         record.unowned.append((at_s, await _unowned_now(cluster)))

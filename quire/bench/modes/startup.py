@@ -36,7 +36,7 @@ END_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
-class Start:
+class StartTimes:
     """One start, seconds since the command was given."""
 
     ready_s: float = 0.0
@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
                 yield from rows_of({"shape": shape.name, "cache": cache}, starts)
 
 
-def command_of(arguments: argparse.Namespace, shape: shapes.Shape) -> list[str]:
+def command_of(arguments: argparse.Namespace, shape: shapes.BenchShape) -> list[str]:
     """`quire up` with the flags that were given to us."""
     flags: dict[str, Any] = {name: getattr(arguments, name) for name in CLUSTER_FLAGS}
     if flags["workers"] is None:
@@ -78,7 +78,7 @@ def command_of(arguments: argparse.Namespace, shape: shapes.Shape) -> list[str]:
     return [*ServiceSpec("up", "", flags).command(), *model]
 
 
-def rows_of(about: Row, starts: Sequence[Start]) -> Iterator[Row]:
+def rows_of(about: Row, starts: Sequence[StartTimes]) -> Iterator[Row]:
     """The whole, then what was logged on the way, by the clock of the services; medians."""
     if not starts:
         return
@@ -90,10 +90,10 @@ def rows_of(about: Row, starts: Sequence[Start]) -> Iterator[Row]:
         yield {**about, "service": service, "event": message, "at_s": statistics.median(times)}
 
 
-def _start(command: list[str], cache: str, files: Sequence[Path], title: str) -> Start:
+def _start(command: list[str], cache: str, files: Sequence[Path], title: str) -> StartTimes:
     if cache == "cold":
         page_cache.forget(files)
-    start, begin, begin_unix = Start(), time.monotonic(), time.time()
+    start, begin, begin_unix = StartTimes(), time.monotonic(), time.time()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
@@ -126,7 +126,7 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
     raise Unavailable(f"quire up ended with status {process.wait()} before it was ready")
 
 
-def _listen(process: subprocess.Popen[str], start: Start, begin_unix: float) -> None:
+def _listen(process: subprocess.Popen[str], start: StartTimes, begin_unix: float) -> None:
     """Log lines are JSON; what is not is for the person in front."""
     assert process.stderr is not None
     for line in process.stderr:

@@ -14,7 +14,7 @@ from typing import Any
 from quire.bench import load, target
 from quire.bench.load_client.timing import Outcome
 from quire.bench.report import Row
-from quire.bench.workload.workloads import Item, Workload
+from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.cli.flags import human_int
 
 WORK = "schemas"
@@ -52,7 +52,9 @@ def work(count: int, num_output: int) -> Workload:
     return Workload(
         WORK,
         tuple(
-            Item(tuple(draw.randint(0, LARGEST_ID) for _ in range(PROMPT)), num_output, json.dumps(schema(number)))
+            BenchRequest(
+                tuple(draw.randint(0, LARGEST_ID) for _ in range(PROMPT)), num_output, json.dumps(schema(number))
+            )
             for number in range(count)
         ),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire import bundled
-from quire.bench.workload.shapes import Shape
+from quire.bench.workload.shapes import BenchShape
 from quire.bench.workload.workloads import Workload
 from quire.cli.flags import human_int
 from shared.errors import InvalidArgument
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lora-rank", type=human_int, default=16, help="of each (default: 16)")
 
 
-def make(shape: Shape, scratch: Path, count: int, rank: int) -> dict[str, str]:
+def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, str]:
     """Folders as PEFT saves them, by name."""
     from safetensors.numpy import save_file
 

@@ -225,7 +225,7 @@ EPILOG = f"MODEL may also be {TINY} (the bundled one), or {', '.join(CONFIGS)} (
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BenchShape:
     """A model to serve. `folder` is None for the bundled one."""
 
     name: str
@@ -234,22 +234,22 @@ class Shape:
     random_weights: bool = False
 
 
-def prepare(name: str, scratch: Path) -> Shape:
+def prepare(name: str, scratch: Path) -> BenchShape:
     """The shape called `name`, or the model in that folder. Files of a made-up model go under `scratch`."""
     if name in ("", TINY):
-        return Shape(TINY, _vocab_size(bundled.FOLDER))
+        return BenchShape(TINY, _vocab_size(bundled.FOLDER))
     if name in CONFIGS:
         folder = scratch / name
         write_folder(folder, CONFIGS[name])
-        return Shape(name, CONFIGS[name]["vocab_size"], folder, random_weights=True)
+        return BenchShape(name, CONFIGS[name]["vocab_size"], folder, random_weights=True)
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         known = ", ".join((TINY, *CONFIGS))
         raise InvalidArgument(f"model: {name!r} is none of {known} and no folder with a config.json", field="model")
-    return Shape(folder.resolve().name, _vocab_size(folder), folder)
+    return BenchShape(folder.resolve().name, _vocab_size(folder), folder)
 
 
-def drafters(shape: Shape, scratch: Path) -> Path:
+def drafters(shape: BenchShape, scratch: Path) -> Path:
     """A folder for each kind of drafter of `shape`: the bundled ones, or made up where its weights are."""
     if not shape.random_weights:
         return bundled.FOLDER.parent / "drafters"

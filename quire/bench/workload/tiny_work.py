@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from quire import bundled
-from quire.bench.workload.workloads import Item, Workload
+from quire.bench.workload.workloads import BenchRequest, Workload
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def work(name: str) -> Workload:
         return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
     asked = [
-        Item(tokens(prompt(question.messages, question.tools)), min(len(tokens(question.expected)) + 1, MOST_OUTPUT))
+        BenchRequest(
+            tokens(prompt(question.messages, question.tools)), min(len(tokens(question.expected)) + 1, MOST_OUTPUT)
+        )
         for question in islice(_distinct(*CLASSES[name]), COUNT)
     ]
     return Workload(name, tuple(asked), temperature=0.0)

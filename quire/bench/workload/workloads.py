@@ -19,7 +19,7 @@ SAMPLED = 0.6  # temperature
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BenchRequest:
     """One request."""
 
     prompt: tuple[int, ...]
@@ -33,7 +33,7 @@ class Workload:
     """`load` is how its requests come unless something else is asked for: see quire.bench.load_client.arrivals."""
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[BenchRequest, ...]
     load: str = "burst"
     temperature: float = SAMPLED
 
@@ -67,12 +67,12 @@ def mixed(count: int = 256, low: int = 100, high: int = 1024) -> Workload:
     """Prompt and output lengths uniform in [low, high]; 133,966 output tokens."""
     draw = random.Random(0)
     prompts = [_ids(draw, draw.randint(low, high)) for _ in range(count)]
-    return Workload("mixed", tuple(Item(prompt, draw.randint(low, high)) for prompt in prompts))
+    return Workload("mixed", tuple(BenchRequest(prompt, draw.randint(low, high)) for prompt in prompts))
 
 
 def single() -> Workload:
     """One stream: latency."""
-    return Workload("single", (Item(_ids(random.Random(1), 512), 256),), load="1")
+    return Workload("single", (BenchRequest(_ids(random.Random(1), 512), 256),), load="1")
 
 
 def shared_prefix() -> Workload:
@@ -103,8 +103,8 @@ def long120k() -> Workload:
 def beside_long() -> Workload:
     """Eight streams, and a prompt of almost all positions that models of 128k have."""
     draw = random.Random(12)
-    streams = tuple(Item(_ids(draw, 128), 2048) for _ in range(8))
-    return Workload("beside_long", (*streams, Item(_ids(draw, 120_000), 8)))
+    streams = tuple(BenchRequest(_ids(draw, 128), 2048) for _ in range(8))
+    return Workload("beside_long", (*streams, BenchRequest(_ids(draw, 120_000), 8)))
 
 
 def returning() -> Workload:
@@ -131,13 +131,13 @@ def cpu_long_prompts() -> Workload:
 def cpu_batch() -> Workload:
     """32 requests at once, prompts of 32 to 128 tokens."""
     draw = random.Random(5)
-    items = tuple(Item(_ids(draw, draw.randint(32, 128), CPU_LARGEST_ID), 64) for _ in range(32))
+    items = tuple(BenchRequest(_ids(draw, draw.randint(32, 128), CPU_LARGEST_ID), 64) for _ in range(32))
     return Workload("cpu_batch", items, temperature=0.0)
 
 
 def cpu_single() -> Workload:
     """One stream."""
-    item = Item(_ids(random.Random(6), 128, CPU_LARGEST_ID), 64)
+    item = BenchRequest(_ids(random.Random(6), 128, CPU_LARGEST_ID), 64)
     return Workload("cpu_single", (item,), load="1", temperature=0.0)
 
 
@@ -188,20 +188,22 @@ def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[in
 
 def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) -> Workload:
     draw = random.Random(seed)
-    return Workload(name, tuple(Item(_ids(draw, prompt), num_output) for _ in range(count)))
+    return Workload(name, tuple(BenchRequest(_ids(draw, prompt), num_output) for _ in range(count)))
 
 
 def _long_prompts(
     name: str, *, seed: int, count: int, prompt: tuple[int, int], num_output: tuple[int, int], load: str
 ) -> Workload:
     draw = random.Random(seed)
-    items = (Item(_ids(draw, draw.randint(*prompt), CPU_LARGEST_ID), draw.randint(*num_output)) for _ in range(count))
+    items = (
+        BenchRequest(_ids(draw, draw.randint(*prompt), CPU_LARGEST_ID), draw.randint(*num_output)) for _ in range(count)
+    )
     return Workload(name, tuple(items), load=load)
 
 
 def _in_turn(name: str, *, seed: int, count: int, prompt: int, load: str) -> Workload:
     draw = random.Random(seed)
-    items = [Item(_ids(draw, prompt, CPU_LARGEST_ID), 8) for _ in range(count)]
+    items = [BenchRequest(_ids(draw, prompt, CPU_LARGEST_ID), 8) for _ in range(count)]
     return Workload(name, (*items, *items, *items), load=load)
 
 
@@ -210,4 +212,4 @@ def _behind_prefix(
 ) -> Workload:
     draw = random.Random(seed)
     head = _ids(draw, shared, largest)
-    return Workload(name, tuple(Item(head + _ids(draw, own, largest), num_output) for _ in range(count)))
+    return Workload(name, tuple(BenchRequest(head + _ids(draw, own, largest), num_output) for _ in range(count)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.frontend.access.account import Account
 from services.frontend.access.key import Key, digest
-from services.frontend.access.sources import Source
+from services.frontend.access.sources import KeySource
 from services.frontend.request.request import Request
 from shared.errors import PermissionDenied, QuireError, Unauthenticated
 from shared.metrics.frontend import FrontendMetrics
@@ -58,7 +58,7 @@ class Caller:
 class Access:
     """Without sources everybody may ask, and says itself for which tenant."""
 
-    def __init__(self, sources: Iterable[Source], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, sources: Iterable[KeySource], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
         self._sources = tuple(sources)
         self._metrics = metrics
         self._clock = clock

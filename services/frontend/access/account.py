@@ -14,7 +14,7 @@ ACTIVE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class AccountUse:
     """What other frontends have not been told of."""
 
     requests: int
@@ -22,7 +22,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class AccountLevel:
     """Of all frontends together: what is left in the buckets, and what the day has cost."""
 
     requests: float
@@ -63,7 +63,7 @@ class Account:
         self._day, self._day_tokens = int(wall() // DAY_S), 0
         self.key = key
         self._touched_s = now
-        self._untold = Use(0, 0)
+        self._untold = AccountUse(0, 0)
 
     @property
     def is_active(self) -> bool:
@@ -85,24 +85,24 @@ class Account:
         if key.tokens_per_day and self._today() >= key.tokens_per_day:
             raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
         self._requests.take(1.0, key.requests_per_minute)
-        self._untold = Use(self._untold.requests + 1, self._untold.tokens)
+        self._untold = AccountUse(self._untold.requests + 1, self._untold.tokens)
 
     def charge(self, num_tokens: int) -> None:
         """What a request has used, prompt and output."""
         self._touched_s = self._clock()
         self._tokens.take(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
-        self._untold = Use(self._untold.requests, self._untold.tokens + num_tokens)
+        self._untold = AccountUse(self._untold.requests, self._untold.tokens + num_tokens)
 
-    def take_untold(self) -> Use:
+    def take_untold(self) -> AccountUse:
         """For the others; put_back() if they could not be told."""
-        told, self._untold = self._untold, Use(0, 0)
+        told, self._untold = self._untold, AccountUse(0, 0)
         return told
 
-    def put_back(self, untold: Use) -> None:
-        self._untold = Use(self._untold.requests + untold.requests, self._untold.tokens + untold.tokens)
+    def put_back(self, untold: AccountUse) -> None:
+        self._untold = AccountUse(self._untold.requests + untold.requests, self._untold.tokens + untold.tokens)
 
-    def learn(self, level: Level) -> None:
+    def learn(self, level: AccountLevel) -> None:
         """What all have used, this frontend up to the last take_untold()."""
         now = self._clock()
         self._requests = Bucket(level.requests - self._untold.requests, now)

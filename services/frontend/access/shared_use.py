@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.frontend.access.account import Account, Level
+from services.frontend.access.account import Account, AccountLevel
 from shared.logs import logger
 from shared.prefix_index import redis_error
 from shared.process.supervision import pause
@@ -84,7 +84,7 @@ class SharedUse:
         except (redis_error(), OSError):
             account.put_back(told)  # perhaps it was counted, and only the answer was lost: then it counts twice
             return False
-        account.learn(Level(float(found[0]), float(found[1]), int(found[2]), int(found[3])))
+        account.learn(AccountLevel(float(found[0]), float(found[1]), int(found[2]), int(found[3])))
         return True
 
     def _tell(self, is_there: bool) -> None:

@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 8 * 2**20
 ONLY = "default"  # the name of the key in the environment
 
 
-class Source(Protocol):
+class KeySource(Protocol):
     """Those that are good at present."""
 
     def keys(self) -> Keys: ...

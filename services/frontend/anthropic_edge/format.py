@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import Response
 
 from services.frontend.anthropic_edge import errors
-from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.delta import Finish, SampleDelta
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
@@ -28,7 +28,7 @@ def event(body: Json) -> bytes:
     return f"event: {body['type']}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
 
 
-def parts_of(delta: Delta) -> list[Part]:
+def parts_of(delta: SampleDelta) -> list[Part]:
     if delta.parts is not None:
         return delta.parts
     return [Content(delta.text)] if delta.text else []
@@ -126,10 +126,10 @@ class MessageFormat:
         self._has_calls = False
         self._finish: Finish | None = None
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join(event(body) for body in self._events(deltas, generation))
 
-    def _events(self, deltas: list[Delta], generation: Generation) -> Iterator[Json]:
+    def _events(self, deltas: list[SampleDelta], generation: Generation) -> Iterator[Json]:
         if not self._is_open:
             self._is_open = True
             yield {"type": "message_start", "message": self._opening(generation)}
@@ -166,7 +166,7 @@ class MessageFormat:
     def error_events(self, error: QuireError) -> bytes:
         return event(errors.as_object(error))
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         (delta,) = deltas
         assert delta.finish is not None
         blocks = list(_blocks(parts_of(delta)))

@@ -14,7 +14,7 @@ from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.request import reasoning
 from services.frontend.request.request import ChatPrompt, Request
-from services.frontend.request.tool_offer import Offer
+from services.frontend.request.tool_offer import ToolOffer
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -51,7 +51,7 @@ def count_prompt(body: CountBody) -> ChatPrompt:
     return prompt(body, tools.read(body.tools, body.tool_choice))
 
 
-def prompt(body: CountBody, offer: Offer) -> ChatPrompt:
+def prompt(body: CountBody, offer: ToolOffer) -> ChatPrompt:
     """A last message of the assistant's is the beginning of the answer."""
     written = turns(body.system, body.messages)
     goes_on = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
 from shared.errors import InvalidArgument, Unimplemented
 
 MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}
 
 
-def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> Offer:
+def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolOffer:
     """An empty list of tools is none."""
     kind = "auto" if choice is None else choice.get("type")
     if not isinstance(kind, str) or kind not in MODES:
@@ -23,7 +23,7 @@ def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | 
     if not tools:
         if MODES[kind] == REQUIRED:
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
-        return Offer()
+        return ToolOffer()
     parallel = choice is None or not choice.get("disable_parallel_tool_use")
     return offer([_tool(number, tool) for number, tool in enumerate(tools)], MODES[kind], name, parallel=parallel)
 

@@ -27,7 +27,7 @@ IDS_BEGIN = "ids_begin"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BodyQuestion:
     """What is wrong with this?"""
 
     path: str
@@ -45,7 +45,7 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
     limits = RequestLimits(**json.loads(introduction))
 
     def answer(message: bytes) -> bytes:
-        question = Question(**json.loads(message))
+        question = BodyQuestion(**json.loads(message))
         try:
             begins = _check(question, limits)
         except JSONDecodeError as error:
@@ -63,7 +63,7 @@ def _encoded(message: str, **more: Any) -> bytes:
     return json.dumps({"message": message, **more}).encode()
 
 
-def _check(question: Question, limits: RequestLimits) -> int | None:
+def _check(question: BodyQuestion, limits: RequestLimits) -> int | None:
     """Where ids begin that were taken out."""
     with Path(question.path).open("rb") as file:
         data = file.read(question.num_bytes)
@@ -82,7 +82,7 @@ def _check(question: Question, limits: RequestLimits) -> int | None:
     return None
 
 
-def _check_json(question: Question, data: bytes, limits: RequestLimits, room: Room) -> int | None:
+def _check_json(question: BodyQuestion, data: bytes, limits: RequestLimits, room: Room) -> int | None:
     taken = long_ids.take_out(data) if question.is_whole else None
     document = json_body.parse(data if taken is None else taken.body)
     if taken is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from json import JSONDecodeError
 
 from services.frontend.bounds import body_probe
-from services.frontend.bounds.body_probe import Question
+from services.frontend.bounds.body_probe import BodyQuestion
 from services.frontend.bounds.heavy import HEAVY_BYTES
 from services.frontend.bounds.room import Room
 from services.frontend.bounds.spool import Spool
@@ -45,7 +45,7 @@ class LargeBodies:
         if num_bytes <= HEAVY_BYTES or spool.path is None:
             return False
         room = self._room()
-        question = Question(spool.path, num_bytes, num_json is None, kind, room.max_model_len, room.longest_token)
+        question = BodyQuestion(spool.path, num_bytes, num_json is None, kind, room.max_model_len, room.longest_token)
         async with self._turns.turn(num_bytes):
             try:
                 answer = await self._ask(question, spool)
@@ -73,7 +73,7 @@ class LargeBodies:
         """Before anybody needs it."""
         self._thread.submit(self._child.start)
 
-    async def _ask(self, question: Question, spool: Spool) -> bytes:
+    async def _ask(self, question: BodyQuestion, spool: Spool) -> bytes:
         """The file stays until it is answered, though who asks may leave before: the process would else find another
         client's body under the same number, and write into that."""
         with ExitStack() as stack:

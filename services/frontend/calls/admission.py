@@ -13,7 +13,7 @@ class Lease:
 
     __slots__ = ("_admission", "num_samples", "num_tokens")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: CallAdmission) -> None:
         self._admission = admission
         self.num_samples = 0
         self.num_tokens = 0
@@ -38,7 +38,7 @@ class Lease:
         self.release()
 
 
-class Admission:
+class CallAdmission:
     """A request alone always fits: else it would be refused for ever, and the hint to try again would be a lie."""
 
     def __init__(self, max_samples: int, max_tokens: int, retry_after_ms: int, metrics: FrontendMetrics) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.frontend.generation.generation import Generation
 from shared.errors import ResourceExhausted, name_of
-from shared.metrics.calls import CallMetrics, Tenant
+from shared.metrics.calls import CallMetrics, TenantMetrics
 
 if TYPE_CHECKING:
     from services.frontend.calls.calls import Call
@@ -37,7 +37,7 @@ def _outcome(call: Call) -> str:
     return "answered" if call.status.startswith(("2", "OK")) else "left"
 
 
-def _spend(tenant: Tenant, generation: Generation) -> None:
+def _spend(tenant: TenantMetrics, generation: Generation) -> None:
     usage, first_token_s = generation.usage, generation.times.first_token_s
     tenant.tokens["prompt"] += usage.prompt_tokens
     tenant.tokens["cached"] += usage.cached_tokens

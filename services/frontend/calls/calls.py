@@ -8,7 +8,7 @@ from collections import Counter
 
 from services.frontend.access.access import Access, Caller
 from services.frontend.calls import call_measures
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.traced import trace_end
 from services.frontend.calls.turns import Turns
 from services.frontend.generation.generation import Generation
@@ -43,7 +43,7 @@ class Call:
         "traceparent",
     )
 
-    def __init__(self, calls: Calls, admission: Admission) -> None:
+    def __init__(self, calls: Calls, admission: CallAdmission) -> None:
         self._calls = calls
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
@@ -97,7 +97,7 @@ class Calls:
     """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
 
     def __init__(
-        self, admission: Admission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
+        self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
     ) -> None:
         self._admission = admission
         self._metrics = metrics

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge.answers.pooling_formats import PooledFormat
 from shared.columns import f32
@@ -52,7 +52,7 @@ class CohereEmbedFormat(PooledFormat):
     def data(self, vectors: Sequence[bytes]) -> list[Any]:
         return [*map(WRITERS[FLOAT], vectors)]
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         vectors = generation.vectors
         by_kind = {kind: [*map(WRITERS[kind], vectors)] for kind in self._kinds}
         return {

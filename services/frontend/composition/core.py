@@ -21,7 +21,7 @@ from shared.settings.frontend import FrontendSettings
 from shared.version import VERSION
 
 
-class Core:
+class FrontendCore:
     """Owns the client of the schedulers and the streams that outlive their calls."""
 
     def __init__(

@@ -9,7 +9,7 @@ from services.frontend.access.access import Access
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.messages import REQUESTS
 from services.frontend.bounds.room import Room
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.door import GrpcDoor
@@ -33,7 +33,7 @@ class Door:
         self.limits = settings.request_limits
         self.connections = Connections(settings.connection_limits, descriptors(), metrics)
         self._large = LargeBodies(self.limits, room)
-        self.admission = Admission(
+        self.admission = CallAdmission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, metrics
         )
         self._traces = open_traces(settings)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from services.frontend.composition.core import Core
+from services.frontend.composition.core import FrontendCore
 from services.frontend.composition.door import Door
 from services.frontend.composition.grpc_port import GrpcPort
-from services.frontend.composition.health import Health
+from services.frontend.composition.health import FrontendHealth
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge.batch_service import BatchService
 from services.frontend.grpc_edge.file_service import FileService
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
-from services.frontend.grpc_edge.resumable import Resumable
+from services.frontend.grpc_edge.resumable import ResumableCalls
 from services.frontend.kserve_edge import service as open_inference
 from services.frontend.offline.work import OfflineWork
 from services.frontend.vllm_edge import service as vllm_engine
@@ -32,9 +32,9 @@ class GrpcServices:
         port: GrpcPort,
         model: ServedModel,
         door: Door,
-        core: Core,
+        core: FrontendCore,
         *,
-        health: Health,
+        health: FrontendHealth,
         offline: OfflineWork,
         shutdown: Shutdown,
     ) -> None:
@@ -52,26 +52,32 @@ class GrpcServices:
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(engine, server)
 
 
-def _inference(name: str, model: ServedModel, door: Door, core: Core) -> inference_service.InferenceService:
+def _inference(name: str, model: ServedModel, door: Door, core: FrontendCore) -> inference_service.InferenceService:
     return inference_service.InferenceService(
         core.generator,
         model.processor,
         model.tokenizer,
         core.catalogue,
-        resumable=Resumable(core.streams, model.tokenizer.defaults),
+        resumable=ResumableCalls(core.streams, model.tokenizer.defaults),
         metrics=door.metrics,
         calls=door.calls,
         name=name,
     )
 
 
-def _operators(name: str, address: str, door: Door, core: Core, shutdown: Shutdown) -> admin_service.AdminService:
+def _operators(
+    name: str, address: str, door: Door, core: FrontendCore, shutdown: Shutdown
+) -> admin_service.FrontendAdminService:
     status = admin_service.OwnStatus(name, address, door.admission, core.client, shutdown=shutdown, calls=door.calls)
     adapters = OperatedAdapters(core.admins, core.client)
-    return admin_service.AdminService(status, core.admins, shutdown, door.metrics, door.calls, adapters=adapters)
+    return admin_service.FrontendAdminService(
+        status, core.admins, shutdown, door.metrics, door.calls, adapters=adapters
+    )
 
 
-def _open_inference(model: ServedModel, door: Door, core: Core, health: Health) -> open_inference.OpenInferenceService:
+def _open_inference(
+    model: ServedModel, door: Door, core: FrontendCore, health: FrontendHealth
+) -> open_inference.OpenInferenceService:
     return open_inference.OpenInferenceService(
         core.generator,
         model.tokenizer,
@@ -85,7 +91,9 @@ def _open_inference(model: ServedModel, door: Door, core: Core, health: Health) 
     )
 
 
-def _vllm_engine(model: ServedModel, door: Door, core: Core, health: Health) -> vllm_engine.VllmEngineService:
+def _vllm_engine(
+    model: ServedModel, door: Door, core: FrontendCore, health: FrontendHealth
+) -> vllm_engine.VllmEngineService:
     return vllm_engine.VllmEngineService(
         core.generator,
         model.tokenizer,

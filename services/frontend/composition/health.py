@@ -10,7 +10,7 @@ from shared.rpc.server import Server
 ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
 
 
-class Health:
+class FrontendHealth:
     """Owns the watch over the process, and tells the gRPC health service."""
 
     def __init__(self, client: SchedulerClient, shutdown: Shutdown, server: Server) -> None:

@@ -6,10 +6,10 @@ from starlette.types import ASGIApp
 
 from services.frontend.anthropic_edge.routes import MessageRoutes
 from services.frontend.cohere_edge.routes import CohereRoutes
-from services.frontend.composition.core import Core
+from services.frontend.composition.core import FrontendCore
 from services.frontend.composition.door import Door
 from services.frontend.composition.grpc_services import GrpcServices
-from services.frontend.composition.health import Health
+from services.frontend.composition.health import FrontendHealth
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.console.routes import ConsoleRoutes
 from services.frontend.http import app
@@ -17,10 +17,10 @@ from services.frontend.http.router import Router
 from services.frontend.http.server import HttpServer
 from services.frontend.kserve_edge.routes import OpenInferenceRoutes
 from services.frontend.offline.offline import Offline
-from services.frontend.ollama_edge.routes import ModelCard, OllamaRoutes
+from services.frontend.ollama_edge.routes import OllamaCard, OllamaRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
 from services.frontend.openai_edge.responses.store import ResponseStore
-from services.frontend.openai_edge.resumable import Resumable
+from services.frontend.openai_edge.resumable import ResumableHttp
 from services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
 from services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.routes.invocation_routes import InvocationRoutes
@@ -45,10 +45,10 @@ class HttpPort:
         settings: FrontendSettings,
         model: ServedModel,
         door: Door,
-        core: Core,
+        core: FrontendCore,
         *,
         services: GrpcServices,
-        health: Health,
+        health: FrontendHealth,
         offline: Offline,
     ) -> None:
         self._settings = settings
@@ -93,9 +93,9 @@ class HttpPort:
         """What clients ask of the model."""
         model, core, bounds = self._model, self._core, self._door.bodies
         parts = (core.generator, model.processor, model.tokenizer, core.catalogue, bounds)
-        resumable = Resumable(core.streams)
+        resumable = ResumableHttp(core.streams)
         store = ResponseStore(self._settings.response_store_mb * 2**20)
-        card = ModelCard(str(model.config.get("model_type", "")), model.identity.fingerprint)
+        card = OllamaCard(str(model.config.get("model_type", "")), model.identity.fingerprint)
         generation = GenerationRoutes(*parts, resumable=resumable)
         pooling = PoolingRoutes(core.generator, model.processor, core.catalogue, bounds)
         routes = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.input_processor.sentence_texts import Reader
+from services.frontend.input_processor.sentence_texts import ReadingModel
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.models import model_identity
 from shared.settings.frontend import FrontendSettings
@@ -20,7 +20,7 @@ class ServedModel:
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
         self.tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
-        self.reader = Reader.of(folder, self.config, self.identity.name, self.tokenizer)
+        self.reader = ReadingModel.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,
             self.identity.vocab_size,

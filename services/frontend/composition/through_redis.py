@@ -8,7 +8,7 @@ from typing import Any
 
 from services.frontend.access.access import Access
 from services.frontend.access.shared_use import SharedUse
-from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
+from services.frontend.access.sources import KeyFile, KeySource, OneKey, RedisKeys
 from services.frontend.calls.calls import Calls
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
@@ -17,7 +17,7 @@ from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.streams.redis_store import RedisStore
 from services.frontend.streams.store import OnlyHere
 from services.frontend.streams.streams import Streams
-from services.frontend.streams.terms import Terms
+from services.frontend.streams.terms import StreamTerms
 from shared import prefix_index
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
@@ -40,8 +40,8 @@ class ThroughRedis:
         self.directory: Directory | None = None
         self._lookup: PrefixLookup | None = None
 
-    def _sources(self) -> list[Source]:
-        settings, sources, on_error = self._settings, list[Source](), self._metrics.access_errors.inc
+    def _sources(self) -> list[KeySource]:
+        settings, sources, on_error = self._settings, list[KeySource](), self._metrics.access_errors.inc
         if settings.api_key:
             sources.append(OneKey(settings.api_key))
         if settings.api_keys == "redis":
@@ -75,7 +75,7 @@ class ThroughRedis:
         settings = self._settings
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else OnlyHere()
-        terms = Terms(settings.stream_retention_s, settings.limits_of_streams)
+        terms = StreamTerms(settings.stream_retention_s, settings.limits_of_streams)
         return Streams(generator, calls, store, terms=terms, metrics=self._metrics.streams)
 
     def tasks(self) -> list[Awaitable[None]]:

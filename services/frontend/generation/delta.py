@@ -27,7 +27,7 @@ class Finish(NamedTuple):
     weight_version: str = ""  # of the weights that computed its last token; empty: none was computed
 
 
-class Delta(NamedTuple):
+class SampleDelta(NamedTuple):
     """Several steps' worth when the reader was slow."""
 
     sample: int  # prompt number * n + number of the sample

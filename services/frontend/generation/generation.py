@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from services.frontend.generation import measures
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
@@ -148,7 +148,7 @@ class Generation:
         prompt, number = divmod(sample.index, self.request.sampling.n)
         return Sequence(self.prepared[prompt].work, number, sample)
 
-    def replay(self, told: Delta) -> list[Delta]:
+    def replay(self, told: SampleDelta) -> list[SampleDelta]:
         """Before begin(), of a request of one prompt: what another frontend has told its reader, without its text.
         Returns it as its reader got it."""
         sample, sequence = self._samples[told.sample], self._sequences[told.sample]
@@ -181,12 +181,12 @@ class Generation:
     def __aiter__(self) -> Generation:
         return self
 
-    async def __anext__(self) -> list[Delta]:
+    async def __anext__(self) -> list[SampleDelta]:
         if not self._num_unread:
             raise StopAsyncIteration
         return self._read(await self._mailbox.take())
 
-    def take_ready(self) -> list[Delta]:
+    def take_ready(self) -> list[SampleDelta]:
         """News without waiting for any, instead of being iterated."""
         return self._read(self._mailbox.take_ready())
 
@@ -200,13 +200,13 @@ class Generation:
         """Samples that have not come to their own end."""
         return [sample.index for sample in self._samples if sample.finish is None]
 
-    def _read(self, deltas: list[Delta]) -> list[Delta]:
+    def _read(self, deltas: list[SampleDelta]) -> list[SampleDelta]:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
         return deltas if self._parsers is None else [self._parse(delta, self._parsers) for delta in deltas]
 
-    def _parse(self, delta: Delta, parsers: list[AnswerParser]) -> Delta:
+    def _parse(self, delta: SampleDelta, parsers: list[AnswerParser]) -> SampleDelta:
         parser = parsers[delta.sample]
         parts = parser.push(delta.text)
         if delta.finish is not None:
@@ -219,7 +219,7 @@ class Generation:
         if self.request.tool_use is not None:
             measures.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
-    async def collect(self) -> list[Delta]:
+    async def collect(self) -> list[SampleDelta]:
         """Of a request that is final_only: a delta for each sample."""
         deltas = [delta async for news in self for delta in news]
         return sorted(deltas, key=lambda delta: delta.sample)

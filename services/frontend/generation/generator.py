@@ -14,7 +14,7 @@ from services.frontend.input_processor.processor import InputProcessor, Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.request.request import Request
-from services.frontend.scheduler_client.client import Limits, SchedulerClient
+from services.frontend.scheduler_client.client import ClusterLimits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, QuireError
 from shared.metrics.frontend import FrontendMetrics
@@ -77,7 +77,7 @@ class Generator:
             await generation.begin(held)
             yield generation
 
-    async def _first_limits(self, request: Request, call: Call) -> Limits:
+    async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
         """Of the first worker, which all that were held meanwhile have heard of at once: they go on one by one."""
         limits = await self._client.ready(request.deadline_s)
         await call.turn()
@@ -111,7 +111,7 @@ class Generator:
                 raise self._formats.blame(error, constrained) from None
         return constrained
 
-    async def _prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
+    async def _prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
         try:
             return await self._processor.prepare(request, limits)
         except QuireError as error:

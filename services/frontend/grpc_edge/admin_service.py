@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
 
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Call, Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
@@ -30,7 +30,7 @@ class OwnStatus:
         self,
         name: str,
         address: str,
-        admission: Admission,
+        admission: CallAdmission,
         client: SchedulerClient,
         *,
         shutdown: Shutdown,
@@ -75,7 +75,7 @@ def _call(call: Call) -> pb.CallStatus:
     return status
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     """Answers for itself, relays the rest to the schedulers."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.frontend.request import conversation
 from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, as_shown, new_tool, offer
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, as_shown, new_tool, offer
 from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -45,7 +45,7 @@ def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:
     return [as_shown(tool) for tool in _tools(tools)]
 
 
-def tool_offer(message: pb.ChatRequest) -> Offer:
+def tool_offer(message: pb.ChatRequest) -> ToolOffer:
     choice = message.tool_choice
     if choice.mode not in MODES:
         raise InvalidArgument(f"tool_choice: there is no mode {choice.mode}", field="tool_choice")
@@ -55,7 +55,7 @@ def tool_offer(message: pb.ChatRequest) -> Offer:
     if not message.tools:
         if choice.mode not in (pb.ToolChoice.MODE_UNSPECIFIED, pb.ToolChoice.MODE_NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
-        return Offer()
+        return ToolOffer()
     parallel = not message.HasField("parallel_tool_calls") or message.parallel_tool_calls
     return offer(_tools(message.tools), mode, choice.name, parallel=parallel)
 

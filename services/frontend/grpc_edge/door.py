@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.grpc_edge.errors import Context, Refusals, status_of
 from shared.errors import QuireError
 
@@ -34,7 +34,7 @@ AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class GrpcDoor(grpc.aio.ServerInterceptor):
     """A call that it lets in may still find the last place taken once its message is there."""
 
-    def __init__(self, admission: Admission, refused: Refusals) -> None:
+    def __init__(self, admission: CallAdmission, refused: Refusals) -> None:
         """`refused` hears of calls that are."""
         self._admission = admission
         self._refused = refused

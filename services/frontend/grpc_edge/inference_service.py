@@ -7,7 +7,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge import pooled, requests, responses
 from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.resumable import Messages, Resumable, ToMessage
+from services.frontend.grpc_edge.resumable import Messages, ResumableCalls, ToMessage
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.request.request import Request
 from services.frontend.streams.forms import CHAT, GENERATE
@@ -30,7 +30,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         tokenizer: Tokenizer,
         catalogue: Catalogue,
         *,
-        resumable: Resumable,
+        resumable: ResumableCalls,
         metrics: FrontendMetrics,
         calls: Calls,
         name: str,

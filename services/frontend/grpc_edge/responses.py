@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.frontend.catalogue import CatalogueEntry
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
@@ -15,11 +15,11 @@ from shared.pb.inference.v1 import inference_pb2 as pb
 Response = pb.GenerateResponse | pb.ChatResponse
 
 
-def generate_response(request_id: str, delta: Delta) -> pb.GenerateResponse:
+def generate_response(request_id: str, delta: SampleDelta) -> pb.GenerateResponse:
     return pb.GenerateResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, text=delta.text)
 
 
-def chat_response(request_id: str, delta: Delta) -> pb.ChatResponse:
+def chat_response(request_id: str, delta: SampleDelta) -> pb.ChatResponse:
     if delta.parts is None:
         return pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, content=delta.text)
     response = pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids)
@@ -38,7 +38,7 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
             response.tool_calls.add(index=number, id=call_id, name=name, arguments=arguments)
 
 
-def complete(response: Response, delta: Delta, generation: Generation, is_first: bool) -> None:
+def complete(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
     """What only some messages carry."""
     if delta.logprobs or delta.prompt_logprobs:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
@@ -85,7 +85,7 @@ def _add_finish(response: Response, finish: Finish) -> None:
         response.stop_token_id = finish.stop_token_id
 
 
-def _add_logprobs(response: Response, delta: Delta, *, flat: bool) -> None:
+def _add_logprobs(response: Response, delta: SampleDelta, *, flat: bool) -> None:
     if not flat:
         response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
         response.prompt_logprobs.extend(_logprobs(entry) for entry in delta.prompt_logprobs)

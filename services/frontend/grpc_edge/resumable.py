@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.grpc_edge import requests, responses
 from services.frontend.grpc_edge.errors import Context
@@ -23,10 +23,10 @@ from shared.pb.frontend.v1 import stream_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
 Asked = pb.GenerateRequest | pb.ChatRequest
-ToMessage = Callable[[str, Delta], responses.Response]
+ToMessage = Callable[[str, SampleDelta], responses.Response]
 
 
-class Kind(NamedTuple):
+class KeptMethod(NamedTuple):
     """A method whose streams are kept."""
 
     asked: type[Asked]
@@ -34,9 +34,9 @@ class Kind(NamedTuple):
     to_message: ToMessage
 
 
-KINDS: dict[str, Kind] = {
-    GENERATE: Kind(pb.GenerateRequest, requests.generate_request, responses.generate_response),
-    CHAT: Kind(pb.ChatRequest, requests.chat_request, responses.chat_response),
+KINDS: dict[str, KeptMethod] = {
+    GENERATE: KeptMethod(pb.GenerateRequest, requests.generate_request, responses.generate_response),
+    CHAT: KeptMethod(pb.ChatRequest, requests.chat_request, responses.chat_response),
 }
 
 
@@ -48,14 +48,14 @@ class Messages:
         self._to_message = to_message
         self._is_first = True
 
-    def of(self, delta: Delta, generation: Generation) -> responses.Response:
+    def of(self, delta: SampleDelta, generation: Generation) -> responses.Response:
         response = self._to_message(self._request_id, delta)
         if self._is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
             responses.complete(response, delta, generation, self._is_first)
             self._is_first = False
         return response
 
-    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+    def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         return [self.of(delta, generation).SerializeToString() for delta in deltas]
 
     def last(self, generation: Generation) -> list[bytes]:
@@ -66,7 +66,7 @@ class Messages:
         return []
 
 
-class Resumable:
+class ResumableCalls:
     """Of one frontend."""
 
     def __init__(self, streams: Streams, defaults: GenerationDefaults) -> None:
@@ -74,7 +74,7 @@ class Resumable:
         self._defaults = defaults
         streams.offer({kind: self._remake(KINDS[kind]) for kind in KINDS})
 
-    def _remake(self, kind: Kind) -> Remake:
+    def _remake(self, kind: KeptMethod) -> Remake:
         def remake(kept: stream_pb2.KeptRequest) -> Remade:
             asked = kind.asked.FromString(kept.body)
             request = kind.to_request(asked, requests.now(), self._defaults)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generator import Generator
 from services.frontend.http.as_sent import as_sent
@@ -29,7 +29,7 @@ EVENTS = "text/event-stream"
 class Format(Protocol):
     """How one call is answered."""
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         """What a stream says about these."""
 
     def last_events(self, generation: Generation) -> bytes:
@@ -38,14 +38,14 @@ class Format(Protocol):
     def error_events(self, error: QuireError) -> bytes:
         """The end of a stream that breaks off."""
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         """The answer in one piece: a delta per sample, in order."""
 
     def refusal(self, error: QuireError) -> Response:
         """Instead of an answer."""
 
 
-class Words(Protocol):
+class ErrorWords(Protocol):
     """How the clients of one path read errors."""
 
     def error_events(self, error: QuireError) -> bytes:
@@ -61,7 +61,7 @@ class WorkingResponse(Response, ABC):
     Headers wait for the first tokens: until then a failure still gets its own status.
     """
 
-    def __init__(self, kind: str, words: Words, form_field: str = "") -> None:
+    def __init__(self, kind: str, words: ErrorWords, form_field: str = "") -> None:
         """`kind`: of its media; `form_field`: the request's."""
         super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]

@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 from services.frontend.access.access import Access
 from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
-from services.frontend.http.door import Door
+from services.frontend.http.door import HttpDoor
 from services.frontend.http.headers import REQUEST_ID, Headers
 from services.frontend.http.load_header import Load, LoadHeader
 from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
@@ -38,18 +38,18 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
 
 
-class Words(NamedTuple):
+class ApiWords(NamedTuple):
     """How an API words what went wrong."""
 
     of_error: Callable[[QuireError], Response]
     of_status: Callable[[int, str], Response]
 
 
-OLLAMA = Words(ollama_errors.as_response, ollama_errors.plain_response)
+OLLAMA = ApiWords(ollama_errors.as_response, ollama_errors.plain_response)
 
 # By the beginning of their paths: APIs with words of their own.
-WORDINGS: Mapping[str, Words] = {
-    anthropic_routes.PREFIX: Words(anthropic_errors.as_response, anthropic_errors.plain_response),
+WORDINGS: Mapping[str, ApiWords] = {
+    anthropic_routes.PREFIX: ApiWords(anthropic_errors.as_response, anthropic_errors.plain_response),
     ollama_routes.PREFIX: OLLAMA,
     kserve_routes.PREFIX: OLLAMA,  # whose errors look the same
 }
@@ -73,7 +73,7 @@ def build(
     root_path: str,
     max_request_bytes: int,
     max_file_bytes: int,
-    admission: Admission,
+    admission: CallAdmission,
     calls: Calls,
     metrics: FrontendMetrics,
     load: Load,
@@ -96,7 +96,7 @@ def build(
         app.router.routes.extend(router.routes)
     own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
     document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
-    door = Door(app, admission, calls, metrics, refusal)
+    door = HttpDoor(app, admission, calls, metrics, refusal)
     operated = OperatorGuard(door, operator, refusal)
     bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
@@ -122,7 +122,7 @@ def refusal(path: str, error: QuireError) -> Response:
     return words.of_error(error) if words else errors.as_response(error)
 
 
-def _words_of(path: str) -> Words | None:
+def _words_of(path: str) -> ApiWords | None:
     return next((words for prefix, words in WORDINGS.items() if path.startswith(prefix)), None)
 
 

@@ -24,7 +24,7 @@ PAUSE_S = 1.0  # where the process has no descriptor left
 Protocols = Callable[[], asyncio.Protocol]
 
 
-class Arrived(socket.socket):
+class WatchedSocket(socket.socket):
     """One that says when it is closed, whoever does that."""
 
     closing: Callable[[], None] | None = None
@@ -82,21 +82,21 @@ class Arrivals:
             if arrived is not None:
                 self._handshakes.start("handshake", self._greet(arrived))
 
-    def _take(self, accepted: socket.socket, address: str) -> Arrived | None:
+    def _take(self, accepted: socket.socket, address: str) -> WatchedSocket | None:
         """None if it is one too many, and closed."""
         most, most_of_one = self._connections.most_open
         if self._num >= most or self._of[address] >= most_of_one:
             accepted.close()
             self._connections.closed("too_many")
             return None
-        arrived = Arrived(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        arrived = WatchedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         arrived.setblocking(False)
         self._num += 1
         self._of[address] += 1
         arrived.closing = lambda: self._left(address)
         return arrived
 
-    async def _greet(self, arrived: Arrived) -> None:
+    async def _greet(self, arrived: WatchedSocket) -> None:
         greeted = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

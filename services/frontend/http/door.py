@@ -8,10 +8,10 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
-from services.frontend.http.protocol import Written
+from services.frontend.http.protocol import WrittenAnswer
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
 
@@ -49,12 +49,12 @@ MOST_WORDED = 64  # refusals that are kept as they are written
 Wording = Callable[[str, QuireError], Response]  # an error as the clients of a path read it
 
 
-class Door:
+class HttpDoor:
     """`refuse()` is asked before there is a call; a call that comes in takes a place once its body is there, and waits
     for its turn."""
 
     def __init__(
-        self, app: ASGIApp, admission: Admission, calls: Calls, metrics: FrontendMetrics, wording: Wording
+        self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, wording: Wording
     ) -> None:
         self._app = app
         self._admission = admission
@@ -62,7 +62,7 @@ class Door:
         self._metrics = metrics
         self._wording = wording
         self._paths = frozenset(WORK)
-        self._worded: dict[tuple[str, str, str], Written] = {}
+        self._worded: dict[tuple[str, str, str], WrittenAnswer] = {}
         self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
     def is_shut(self) -> bool:
@@ -92,13 +92,13 @@ class Door:
         last = path.rpartition("/")[2]
         return f"{MODELS}{{name:path}}/{last}" if last in WORK_OF_MODELS and path.startswith(MODELS) else ""
 
-    def _written(self, path: str, error: QuireError) -> Written:
+    def _written(self, path: str, error: QuireError) -> WrittenAnswer:
         """While there is no room, hundreds are told the same."""
         key = (path, type(error).__name__, error.message)
         if key not in self._worded:
             if len(self._worded) >= MOST_WORDED:
                 self._worded.clear()
-            self._worded[key] = Written.of(self._wording(path, error))
+            self._worded[key] = WrittenAnswer.of(self._wording(path, error))
         return self._worded[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

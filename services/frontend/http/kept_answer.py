@@ -9,9 +9,9 @@ import orjson
 from starlette.types import Send
 
 from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
-from services.frontend.http.answer import EVENTS, Format, Words, WorkingResponse
+from services.frontend.http.answer import EVENTS, ErrorWords, Format, WorkingResponse
 from services.frontend.streams import forms
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.streams import Streams
@@ -21,13 +21,13 @@ END = b"\n\n"  # of an event
 NO_CONTENT = 204  # tells a browser's EventSource that there is nothing to come back for
 
 
-class Events:
-    """A Writer of streams: each event is a message."""
+class KeptEvents:
+    """A MessageWriter: each event is a message."""
 
     def __init__(self, format: Format) -> None:
         self._format = format
 
-    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+    def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         return _split(self._format.events(deltas, generation))
 
     def last(self, generation: Generation) -> list[bytes]:
@@ -46,7 +46,7 @@ class BegunAnswer(WorkingResponse):
     """Says that it has begun, in one piece, and is done: it goes on by itself."""
 
     def __init__(
-        self, begin: Callable[[Call], Awaitable[Stream]], said: Mapping[str, Any], words: Words, form_field: str
+        self, begin: Callable[[Call], Awaitable[Stream]], said: Mapping[str, Any], words: ErrorWords, form_field: str
     ) -> None:
         """`begin` raises QuireError."""
         super().__init__("application/json", words, form_field)
@@ -65,7 +65,12 @@ class KeptAnswer(WorkingResponse):
     """Reads it from an offset on; the client may leave and come back."""
 
     def __init__(
-        self, streams: Streams, find: Callable[[Call], Awaitable[Stream]], offset: int, words: Words, form_field: str
+        self,
+        streams: Streams,
+        find: Callable[[Call], Awaitable[Stream]],
+        offset: int,
+        words: ErrorWords,
+        form_field: str,
     ) -> None:
         """`find`: begins it, or finds it; raises QuireError."""
         super().__init__(EVENTS, words, form_field)

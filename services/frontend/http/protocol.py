@@ -203,7 +203,7 @@ def guarded(entrance: Entrance, connections: Connections) -> type[Guarded]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenAnswer:
     """An answer as it is written, with room for headers that differ from call to call."""
 
     status: int
@@ -211,7 +211,7 @@ class Written:
     body: bytes
 
     @classmethod
-    def of(cls, response: Response) -> Written:
+    def of(cls, response: Response) -> WrittenAnswer:
         status = HTTPStatus(response.status_code)
         head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         head += [name + b": " + value for name, value in response.raw_headers]

@@ -1,4 +1,4 @@
-"""The child process of grammar_door.py: compiles constraints, one after the other, and says what is wrong with them.
+"""The child process of grammar_validator.py: compiles constraints one by one, and says what is wrong with them.
 
 Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
 own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.

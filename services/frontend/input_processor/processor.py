@@ -13,12 +13,12 @@ from services.frontend.bounds import prompts
 from services.frontend.bounds.room import Room
 from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
-from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor.grammar_validator import GrammarValidator
 from services.frontend.input_processor.late_queries import LateQueries
 from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.input_processor.scoring import Scoring
-from services.frontend.input_processor.sentence_texts import NO_READER, Reader
+from services.frontend.input_processor.sentence_texts import NO_READER, ReadingModel
 from services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,
@@ -30,7 +30,7 @@ from services.frontend.request.request import (
     TextPrompt,
     TokenPrompt,
 )
-from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.client import ClusterLimits
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from services.frontend.scheduler_client.sequence import LateQuery, Work
 from services.frontend.scheduler_client.submission import KV_PRIORITIES
@@ -80,7 +80,7 @@ class PreparedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptOptions:
     """What schedulers and workers are told of a prompt beside its tokens."""
 
     sampling: sampling_pb2.SamplingParams
@@ -90,7 +90,7 @@ class Asked:
     samples_nothing: bool = False
 
 
-AskedOf = Callable[[Tokenized], Asked]  # of a prompt; raises InvalidArgument
+OptionsOf = Callable[[Tokenized], PromptOptions]  # of a prompt; raises InvalidArgument
 
 
 class InputProcessor:
@@ -104,7 +104,7 @@ class InputProcessor:
         bounds: RequestLimits = DEFAULT_BOUNDS,
         classes: Sequence[str] = (),
         *,
-        reader: Reader = NO_READER,
+        reader: ReadingModel = NO_READER,
     ) -> None:
         """`classes`: that the model knows, if that is what it does; `reader`: how texts are read that are pooled."""
         self._tokenizer = tokenizer
@@ -113,7 +113,7 @@ class InputProcessor:
         self._bounds = bounds
         self.classes = classes
         self._reader = reader
-        self._grammar_door = GrammarDoor(tokenizer.specials, vocab_size)
+        self._grammar_validator = GrammarValidator(tokenizer.specials, vocab_size)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
@@ -131,7 +131,7 @@ class InputProcessor:
         )
 
     def close(self) -> None:
-        self._grammar_door.close()
+        self._grammar_validator.close()
 
     def check(self, request: Request, max_model_len: int = 0) -> None:
         """What can be refused without tokenizing and without knowing the workers, or only what they said last."""
@@ -176,7 +176,7 @@ class InputProcessor:
         promised = request.num_promised_output_tokens(max_model_len)
         return sum(_estimate(prompt) for prompt in request.prompts) + promised
 
-    async def prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
+    async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
         """Each prompt's tokens, and what schedulers and workers are told of it. Raises InvalidArgument."""
         _check_priority(request.priority, limits)
         adapter = _adapter(request, limits)
@@ -201,14 +201,16 @@ class InputProcessor:
             prepared.append(PreparedPrompt(work, num_vectors, num_query_tokens))
         return prepared
 
-    async def _late_query(self, query: LatePrompt, request: Request, limits: Limits, asked: AskedOf) -> LateQuery:
+    async def _late_query(
+        self, query: LatePrompt, request: Request, limits: ClusterLimits, asked: OptionsOf
+    ) -> LateQuery:
         found = await self._tokenize(query, request, limits.max_model_len)
         prompt_limits.check_prompt(found.token_ids, limits.max_model_len, self._vocab_size, goes_on=False)
         return LateQuery(i32_bytes(found.token_ids), asked(found).params)
 
-    async def _asked_samples(self, request: Request, limits: Limits, adapter: AdapterId | None) -> AskedOf:
+    async def _asked_samples(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsOf:
         if request.sampling.structured_output is not None:
-            await self._grammar_door.check(request.sampling.structured_output, limits.grammar_libraries)
+            await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         logits_processors.check_known(request.sampling, limits.logits_processors)
         sampling = sampling_rules.settle(request.sampling)
@@ -217,7 +219,7 @@ class InputProcessor:
         eos = u32_bytes(self._eos_ids(sampling))
         grammar = grammar_bytes(sampling)
 
-        def asked_of(prompt: Tokenized) -> Asked:
+        def asked_of(prompt: Tokenized) -> PromptOptions:
             num_prompt_tokens = len(prompt.token_ids)
             prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
             complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
@@ -230,17 +232,17 @@ class InputProcessor:
                 adapter=adapter.name if adapter else "",
                 adapter_digest=adapter.digest if adapter else b"",
             )
-            return Asked(complete, params.SerializeToString(), eos, grammar)
+            return PromptOptions(complete, params.SerializeToString(), eos, grammar)
 
         return asked_of
 
-    def _asked_vector(self, asked: Pooling, adapter: AdapterId | None) -> AskedOf:
+    def _asked_vector(self, asked: Pooling, adapter: AdapterId | None) -> OptionsOf:
         reads_one = self._reader.texts.reads_one if not asked.pooler else asked.pooler in pooling.READ_ONE
         sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=not reads_one)
 
-        def asked_of(prompt: Tokenized) -> Asked:
+        def asked_of(prompt: Tokenized) -> PromptOptions:
             params = pooling.params(asked, adapter, prompt)
-            return Asked(sampling, params, samples_nothing=True)
+            return PromptOptions(sampling, params, samples_nothing=True)
 
         return asked_of
 
@@ -258,7 +260,7 @@ class InputProcessor:
         """A grammar that allows nothing more ends the answer, with ignore_eos, too."""
         return () if sampling.ignore_eos and sampling.structured_output is None else self._tokenizer.eos_ids
 
-    def _output_length(self, request: Request, num_prompt_tokens: int, limits: Limits) -> int:
+    def _output_length(self, request: Request, num_prompt_tokens: int, limits: ClusterLimits) -> int:
         recommended = self._tokenizer.defaults.max_new_tokens
         return prompt_limits.output_length(request, num_prompt_tokens, limits.max_model_len, recommended)
 
@@ -348,7 +350,7 @@ class InputProcessor:
         return await self._tokenizer.decode_long(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-def _adapter(request: Request, limits: Limits) -> AdapterId | None:
+def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
     """That `model` names; None: the model itself. Raises NotFound."""
     if not request.adapter:
         return None
@@ -358,7 +360,7 @@ def _adapter(request: Request, limits: Limits) -> AdapterId | None:
 
 
 def _work(
-    request: Request, token_ids: Sequence[int], root_hash: bytes, asked: Asked, adapter: AdapterId | None
+    request: Request, token_ids: Sequence[int], root_hash: bytes, asked: PromptOptions, adapter: AdapterId | None
 ) -> Work:
     column = i32_bytes(token_ids)
     return Work(
@@ -381,7 +383,7 @@ def _work(
     )
 
 
-def _check_priority(priority: int, limits: Limits) -> None:
+def _check_priority(priority: int, limits: ClusterLimits) -> None:
     without = limits.scheduling_policies & WITHOUT_PRIORITY
     if priority and without:
         policy = " and ".join(sorted(policy or "unknown" for policy in without))

@@ -48,7 +48,7 @@ class SentenceTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReadingModel:
     """A model, as far as it reads."""
 
     texts: SentenceTexts = field(default_factory=SentenceTexts)
@@ -58,7 +58,7 @@ class Reader:
     late: LateTexts | None = None  # it compares texts token by token
 
     @classmethod
-    def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> Reader:
+    def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> ReadingModel:
         """The model `name` in `folder`, whose config.json is `config`."""
         model = read_sentence_model(folder)
         late = LateTexts(model.late, tokenizer) if model and model.late else None
@@ -71,4 +71,4 @@ class Reader:
         )
 
 
-NO_READER = Reader()
+NO_READER = ReadingModel()

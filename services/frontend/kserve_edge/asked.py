@@ -48,7 +48,7 @@ class Infer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedInference:
     """What that means."""
 
     id: str
@@ -69,7 +69,7 @@ def check_version(version: str) -> None:
         raise NotFound(told, field="version")
 
 
-def asked(call: Infer, limits: RequestLimits, room: Room) -> Asked:
+def asked(call: Infer, limits: RequestLimits, room: Room) -> AskedInference:
     """`room`: for the prompt. Raises InvalidArgument, NotFound."""
     inputs = call.inputs
     check_version(call.version)
@@ -86,7 +86,7 @@ def asked(call: Infer, limits: RequestLimits, room: Room) -> Asked:
     priority, timeout_us = _number(own, PRIORITY), _number(own, TIMEOUT)
     if tensors.SAMPLING in inputs:
         own = _read(inputs[tensors.SAMPLING], limits)
-    return Asked(
+    return AskedInference(
         id=call.id,
         model=str(own.pop(ADAPTER, None) or call.model),
         text=_text(tensors.TEXT_INPUT, text),
@@ -141,7 +141,7 @@ def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, A
     return document
 
 
-def to_request(call: Asked, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def to_request(call: AskedInference, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     """Raises InvalidArgument."""
     for name in ("prompt", "echo", "model", "stream", "stream_options"):
         if name in call.parameters:

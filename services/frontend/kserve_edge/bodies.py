@@ -25,7 +25,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-class InputBody(BaseModel):
+class InputTensorBody(BaseModel):
     """One tensor."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
@@ -69,7 +69,7 @@ class InferBody(BaseModel):
     parameters: dict[str, Any] | None = Field(
         None, description="sampling parameters, where the tensor sampling_parameters is not there"
     )
-    inputs: list[InputBody] = Field(
+    inputs: list[InputTensorBody] = Field(
         json_schema_extra={"contains": {"required": ["name"], "properties": {"name": {"const": tensors.TEXT_INPUT}}}}
     )
     outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")

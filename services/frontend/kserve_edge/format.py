@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.generation.generation import Generation
 from services.frontend.kserve_edge import tensors
-from services.frontend.kserve_edge.asked import Asked
+from services.frontend.kserve_edge.asked import AskedInference
 from services.frontend.kserve_edge.tensors import Tensor
 from services.frontend.openai_edge.answers.format import FINISH_REASONS
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
@@ -28,7 +28,7 @@ class _News:
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: SampleDelta) -> None:
         self.text += delta.text
         self.num_tokens += len(delta.token_ids)
         self.logprobs += delta.logprobs
@@ -38,7 +38,7 @@ class _News:
 class Answers:
     """Of one request."""
 
-    def __init__(self, call: Asked, texts: TokenTexts) -> None:
+    def __init__(self, call: AskedInference, texts: TokenTexts) -> None:
         self._call = call
         self._texts = texts
         self._sums: defaultdict[int, float] = defaultdict(float)  # of log-probabilities, by sample
@@ -51,7 +51,7 @@ class Answers:
         """Whether the answer that was made last is the request's last."""
         return self._has_begun and not self._num_unfinished
 
-    def tensors(self, deltas: Sequence[Delta], generation: Generation) -> list[Tensor]:
+    def tensors(self, deltas: Sequence[SampleDelta], generation: Generation) -> list[Tensor]:
         samples = [_News() for _ in range(generation.request.num_samples)]
         if not self._has_begun:
             self._has_begun, self._num_unfinished = True, len(samples)

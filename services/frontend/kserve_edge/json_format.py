@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generator import Generator
 from services.frontend.http.answer import Answer
 from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import Asked
+from services.frontend.kserve_edge.asked import AskedInference
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.answers.chunks import event
@@ -27,17 +27,17 @@ class InferFormat:
     """A format for Answer: outputs with their shapes."""
 
     def __init__(
-        self, call: Asked, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
+        self, call: AskedInference, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
     ) -> None:
         self._binary = binary_outputs
         self._answers = Answers(call, texts)
         known = {"id": call.id} if call.id else {}
         self._frame: Json = {"model_name": model, "model_version": tensors.VERSION_OF_MODELS, **known}
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         return self.parts(deltas, generation)[0]
 
-    def parts(self, deltas: list[Delta], generation: Generation) -> tuple[Json, bytes]:
+    def parts(self, deltas: list[SampleDelta], generation: Generation) -> tuple[Json, bytes]:
         """And what stands behind it."""
         outputs, behind = [], bytearray()
         for name, datatype, values in self._answers.tensors(deltas, generation):
@@ -51,7 +51,7 @@ class InferFormat:
             outputs.append(output)
         return {**self._frame, "outputs": outputs}, bytes(behind)
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return event(self.whole(deltas, generation))
 
     def last_events(self, generation: Generation) -> bytes:
@@ -79,10 +79,10 @@ class BinaryAnswer(Answer):
         return head + behind
 
 
-class GenerateFormat(InferFormat):
+class KserveGenerateFormat(InferFormat):
     """Outputs as fields; those of one sample without a list around them."""
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         told = dict(self._frame)
         for name, datatype, values in self._answers.tensors(deltas, generation):
             written = _written(datatype, values)

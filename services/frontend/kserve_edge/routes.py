@@ -18,10 +18,10 @@ from services.frontend.http.body import BodyBounds, behind_json
 from services.frontend.http.router import Router
 from services.frontend.http.worded_route import worded_route
 from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import Asked, Infer, asked, check_version, to_request
+from services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
 from services.frontend.kserve_edge.binary import Behind
 from services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
-from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
+from services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
 from services.frontend.kserve_edge.service import EXTENSIONS
 from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
@@ -139,15 +139,15 @@ class OpenInferenceRoutes:
 
     def _generate(self, infer: Infer, http: Request) -> Response:
         call = asked(infer, self._limits, self._room())
-        return self._answer(call, GenerateFormat(call, self._texts, self._called(call)), http)
+        return self._answer(call, KserveGenerateFormat(call, self._texts, self._called(call)), http)
 
-    def _answer(self, call: Asked, answer_format: InferFormat, http: Request) -> Response:
+    def _answer(self, call: AskedInference, answer_format: InferFormat, http: Request) -> Response:
         return Answer(self._generator, self._request(call, http), answer_format, stream=call.stream)
 
-    def _request(self, call: Asked, http: Request) -> Asking:
+    def _request(self, call: AskedInference, http: Request) -> Asking:
         return to_request(call, headers.read(http), self._tokenizer.defaults)
 
-    def _called(self, call: Asked) -> str:
+    def _called(self, call: AskedInference) -> str:
         return self._catalogue.entry(call.model).name
 
     @property

@@ -13,7 +13,7 @@ from services.frontend.generation.generator import Generator
 from services.frontend.grpc_edge.errors import Context, abort, answering
 from services.frontend.http.headers import TENANT, CallHeaders
 from services.frontend.kserve_edge import tensors
-from services.frontend.kserve_edge.asked import Asked, Infer, asked, check_version, to_request
+from services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request
@@ -151,7 +151,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
                     told = answers.tensors(deltas, generation)
                     await reply.write(self._response(message, told, request), is_last=answers.is_last)
 
-    def _asked(self, message: pb.ModelInferRequest) -> Asked:
+    def _asked(self, message: pb.ModelInferRequest) -> AskedInference:
         call = Infer(
             message.model_name,
             message.model_version,
@@ -162,7 +162,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         )
         return asked(call, self._limits, self._room())
 
-    def _answers(self, wanted: Asked) -> Answers:
+    def _answers(self, wanted: AskedInference) -> Answers:
         return Answers(wanted, TokenTexts(self._tokenizer, as_ids=False))
 
     def _response(

@@ -26,7 +26,7 @@ RETURN = "return_"
 Value = TypeVar("Value")
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """A tensor as ModelMetadata tells it."""
 
     name: str
@@ -35,20 +35,20 @@ class Kind(NamedTuple):
 
 
 OUTPUTS = (
-    Kind(TEXT_OUTPUT, BYTES, ANY),
-    Kind(FINISH_REASON, BYTES, ANY),
-    Kind(CUMULATIVE_LOGPROB, FP32, ANY),
-    Kind(LOGPROBS, BYTES, ANY),
-    Kind(NUM_INPUT_TOKENS, UINT32, 1),
-    Kind(NUM_OUTPUT_TOKENS, UINT32, ANY),
+    TensorKind(TEXT_OUTPUT, BYTES, ANY),
+    TensorKind(FINISH_REASON, BYTES, ANY),
+    TensorKind(CUMULATIVE_LOGPROB, FP32, ANY),
+    TensorKind(LOGPROBS, BYTES, ANY),
+    TensorKind(NUM_INPUT_TOKENS, UINT32, 1),
+    TensorKind(NUM_OUTPUT_TOKENS, UINT32, ANY),
 )
 TOLD_ON_REQUEST = tuple(kind.name for kind in OUTPUTS if kind.name != TEXT_OUTPUT)
 INPUTS = (
-    Kind(TEXT_INPUT, BYTES, 1),
-    Kind(STREAM, BOOL, 1),
-    Kind(SAMPLING, BYTES, 1),
-    Kind(WITHOUT_PROMPT, BOOL, 1),
-    *(Kind(RETURN + name, BOOL, 1) for name in TOLD_ON_REQUEST),
+    TensorKind(TEXT_INPUT, BYTES, 1),
+    TensorKind(STREAM, BOOL, 1),
+    TensorKind(SAMPLING, BYTES, 1),
+    TensorKind(WITHOUT_PROMPT, BOOL, 1),
+    *(TensorKind(RETURN + name, BOOL, 1) for name in TOLD_ON_REQUEST),
 )
 DATATYPES: Mapping[str, str] = {kind.name: kind.datatype for kind in INPUTS}
 LISTS: Mapping[str, str] = {

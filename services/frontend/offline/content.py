@@ -8,7 +8,7 @@ from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 
-class Content(FileResponse):
+class FileContent(FileResponse):
     """Owns the file. Parts of it are told as well (Range)."""
 
     media_type = "application/octet-stream"

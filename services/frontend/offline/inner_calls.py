@@ -16,7 +16,7 @@ CALLER = "quire.batch_caller"  # the key of a scope under which its Caller is
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class InnerReply:
     """What was answered; `body` as text where it is no JSON."""
 
     status: int
@@ -42,7 +42,9 @@ class InnerCalls:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def post(self, path: str, body: dict[str, Any], request_id: str, caller: Caller | None, tenant: str) -> Reply:
+    async def post(
+        self, path: str, body: dict[str, Any], request_id: str, caller: Caller | None, tenant: str
+    ) -> InnerReply:
         content = json.dumps(body).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -84,7 +86,7 @@ def _scope(path: str, headers: list[tuple[bytes, bytes]], caller: Caller | None)
     }
 
 
-def _reply(sent: list[Message]) -> Reply:
+def _reply(sent: list[Message]) -> InnerReply:
     start, *parts = sent
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
     text = b"".join(part.get("body", b"") for part in parts)
@@ -92,4 +94,4 @@ def _reply(sent: list[Message]) -> Reply:
         body = json.loads(text)
     except ValueError:
         body = text.decode(errors="replace")
-    return Reply(start["status"], headers.get("x-request-id", ""), float(headers.get("retry-after", 1)), body)
+    return InnerReply(start["status"], headers.get("x-request-id", ""), float(headers.get("retry-after", 1)), body)

@@ -13,9 +13,9 @@ from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CALL
 from services.frontend.http.router import Router
 from services.frontend.offline import upload
-from services.frontend.offline.content import Content
+from services.frontend.offline.content import FileContent
 from services.frontend.offline.files import PURPOSES
-from services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, OfflineWork, Page, write_down
+from services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, ListPage, OfflineWork, write_down
 from shared import batch_lines
 from shared.errors import Unimplemented
 
@@ -61,7 +61,7 @@ class OfflineRoutes:
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.get_file, methods=["GET"])
         self.router.add_api_route(f"{FILES}/{{file_id}}", self.delete_file, methods=["DELETE"])
         self.router.add_api_route(
-            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=Content
+            f"{FILES}/{{file_id}}/content", self.content, methods=["GET"], status_code=200, response_class=FileContent
         )
         new = Router(tags=["batches"], own_query=True, route_class=bounds.route(at_once=False))
         new.add_api_route(BATCHES, self.create, methods=["POST"])
@@ -92,8 +92,8 @@ class OfflineRoutes:
     async def get_file(self, file_id: str, http: Request) -> dict[str, Any]:
         return (await self._work.file(file_id, headers.tenant(http))).told()
 
-    async def content(self, file_id: str, http: Request) -> Content:
-        return Content(await self._work.open(file_id, headers.tenant(http)))
+    async def content(self, file_id: str, http: Request) -> FileContent:
+        return FileContent(await self._work.open(file_id, headers.tenant(http)))
 
     async def delete_file(self, file_id: str, http: Request) -> dict[str, Any]:
         await self._work.delete(file_id, headers.tenant(http))
@@ -126,7 +126,7 @@ class OfflineRoutes:
         return (await self._work.cancel(batch_id, headers.tenant(http))).told(is_cancelled=True)
 
 
-def _told(page: Page[Listed]) -> dict[str, Any]:
+def _told(page: ListPage[Listed]) -> dict[str, Any]:
     """As OpenAI has it."""
     return {
         "object": "list",

@@ -18,7 +18,7 @@ from services.frontend.offline import look
 from services.frontend.offline.batch import Batch
 from services.frontend.offline.batches import BatchStore
 from services.frontend.offline.files import FileStore
-from services.frontend.offline.inner_calls import InnerCalls, Reply
+from services.frontend.offline.inner_calls import InnerCalls, InnerReply
 from shared import batch_lines
 from shared.batch_lines import BatchLine
 from shared.errors import NotFound, PermissionDenied
@@ -176,13 +176,13 @@ class BatchRun:
                 self._saved_s = time.monotonic()
                 await asyncio.to_thread(self._batches.save, self._batch)
 
-    async def _ask(self, line: BatchLine, answer_id: str) -> Reply:
+    async def _ask(self, line: BatchLine, answer_id: str) -> InnerReply:
         """Again and again while there is no room, or nobody to ask."""
         while True:
             try:
                 caller = self._access.going_on(self._batch.key, self._batch.tenant)
             except PermissionDenied as error:  # looked up for each line: a key may be withdrawn meanwhile
-                return Reply(401, answer_id, 0, {"error": {"message": error.message}})
+                return InnerReply(401, answer_id, 0, {"error": {"message": error.message}})
             reply = await self._calls.post(line.url, line.body, answer_id, caller, self._batch.tenant)
             if reply.status not in batch_lines.AGAIN or await self._ending() != "completed":
                 return reply

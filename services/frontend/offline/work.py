@@ -25,7 +25,7 @@ RETRY_MS = 10_000
 Listed = TypeVar("Listed", StoredFile, Batch)
 
 
-class Page(NamedTuple, Generic[Listed]):
+class ListPage(NamedTuple, Generic[Listed]):
     """Some of a list."""
 
     shown: Sequence[Listed]
@@ -81,7 +81,7 @@ class OfflineWork:
 
     async def list_files(
         self, tenant: str, purpose: str, after: str, limit: int, *, oldest_first: bool = False
-    ) -> Page[StoredFile]:
+    ) -> ListPage[StoredFile]:
         found = await asyncio.to_thread(self.files.of, tenant)
         wanted = [file for file in found if purpose in ("", file.purpose)]
         return _page(wanted[::-1] if oldest_first else wanted, after, limit)
@@ -111,7 +111,7 @@ class OfflineWork:
         self._tell()
         return batch
 
-    async def list_batches(self, tenant: str, after: str, limit: int) -> Page[Batch]:
+    async def list_batches(self, tenant: str, after: str, limit: int) -> ListPage[Batch]:
         return _page(await asyncio.to_thread(self._batches.of, tenant), after, limit)
 
     async def batch(self, batch_id: str, tenant: str) -> tuple[Batch, bool]:
@@ -156,10 +156,10 @@ def _forget(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _page(found: Sequence[Listed], after: str, limit: int) -> Page[Listed]:
+def _page(found: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
     """`after`: the id of the last one of the page before."""
     if not 1 <= limit <= MOST_LISTED:
         raise InvalidArgument(f"limit must be in 1 to {MOST_LISTED}, got {limit}", field="limit")
     ids = [one.id for one in found]
     start = ids.index(after) + 1 if after in ids else 0
-    return Page(found[start : start + limit], start + limit < len(found))
+    return ListPage(found[start : start + limit], start + limit < len(found))

@@ -63,7 +63,7 @@ class Options(BaseModel):
                 raise Unimplemented(f"options.{name} is not offered by this server", field=f"options.{name}")
 
 
-class Body(BaseModel):
+class OllamaBody(BaseModel):
     """Any body."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
@@ -97,7 +97,7 @@ WITHOUT_TEMPLATE = {
 }
 
 
-class AnswerBody(Body):
+class AnswerBody(OllamaBody):
     """What chats and generations share."""
 
     stream: bool = True
@@ -131,7 +131,7 @@ class OllamaGenerateBody(AnswerBody):
     raw: bool = Field(default=False, description="the prompt is taken as it is, without a template")
 
 
-class EmbedBody(Body):
+class EmbedBody(OllamaBody):
     """POST /api/embed"""
 
     input: str | list[str] = Field(json_schema_extra=ranges.TEXT_TO_READ)
@@ -139,13 +139,13 @@ class EmbedBody(Body):
     dimensions: int | None = Field(None, json_schema_extra={"minimum": 1})
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(OllamaBody):
     """POST /api/embeddings, which is older"""
 
     prompt: str = Field(json_schema_extra=ranges.TEXT_TO_READ)
 
 
-class ShowBody(Body):
+class ShowBody(OllamaBody):
     """POST /api/show"""
 
     verbose: bool | None = Field(None, description="accepted; nothing is left out")

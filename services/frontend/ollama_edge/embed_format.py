@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.ollama_edge import errors
 from services.frontend.openai_edge.answers.pooling_formats import VectorFormat
@@ -26,7 +26,7 @@ class EmbedFormat(VectorFormat):
     def data(self, vectors: Sequence[bytes]) -> list[Any]:
         return [self.written(vector) for vector in vectors]
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         found = self.data(generation.vectors)
         if self._only_one:
             return {"embedding": found[0]}

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.delta import Finish, SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.ollama_edge import errors
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
@@ -75,17 +75,17 @@ class LineFormat(ABC):
     def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
         """The fields that hold it."""
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join([self._line(delta) for delta in deltas])
 
-    def _line(self, delta: Delta) -> bytes:
+    def _line(self, delta: SampleDelta) -> bytes:
         self._read(delta)
         text, thinking, calls = self._news.take()
         if not (text or thinking or calls or delta.logprobs):
             return b""
         return orjson.dumps(self._frame(self.said(text, thinking, calls), done=False) | self._logprobs(delta)) + b"\n"
 
-    def _read(self, delta: Delta) -> None:
+    def _read(self, delta: SampleDelta) -> None:
         for part in [Content(delta.text)] if delta.parts is None else delta.parts:
             self._news.add(part)
         if delta.finish is not None:
@@ -95,7 +95,7 @@ class LineFormat(ABC):
     def last_events(self, generation: Generation) -> bytes:
         return orjson.dumps(self._frame(self.said("", "", []), done=True) | self._ending(generation)) + b"\n"
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         (delta,) = deltas
         self._read(delta)
         said = self.said(*self._news.take())
@@ -108,7 +108,7 @@ class LineFormat(ABC):
     def _frame(self, said: Json, *, done: bool) -> Json:
         return {"model": self._model, "created_at": created_at(), **said, "done": done}
 
-    def _logprobs(self, delta: Delta) -> Json:
+    def _logprobs(self, delta: SampleDelta) -> Json:
         return {"logprobs": chat_logprobs(delta.logprobs, self._texts)["content"]} if delta.logprobs else {}
 
     def _ending(self, generation: Generation) -> Json:
@@ -134,7 +134,7 @@ class LineFormat(ABC):
         return errors.as_response(error)
 
 
-class ChatFormat(LineFormat):
+class OllamaChatFormat(LineFormat):
     """POST /api/chat"""
 
     def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
@@ -146,7 +146,7 @@ class ChatFormat(LineFormat):
         return {"message": message}
 
 
-class GenerateFormat(LineFormat):
+class OllamaGenerateFormat(LineFormat):
     """POST /api/generate"""
 
     def said(self, text: str, thinking: str, calls: list[Json]) -> Json:

@@ -9,11 +9,18 @@ from typing import Any
 
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.ollama_edge.bodies import ROLES, AnswerBody, Body, OllamaChatBody, OllamaGenerateBody, Options
+from services.frontend.ollama_edge.bodies import (
+    ROLES,
+    AnswerBody,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    Options,
+)
 from services.frontend.openai_edge.body import tools
 from services.frontend.request import conversation, reasoning
 from services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
-from services.frontend.request.tool_offer import Offer
+from services.frontend.request.tool_offer import ToolOffer
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
@@ -26,7 +33,7 @@ def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: Generatio
     return _request(body, _conversation(body, offer), offer, headers, defaults)
 
 
-def _conversation(body: OllamaChatBody, offer: Offer) -> ChatPrompt:
+def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
     """A last message of the assistant's is the beginning of the answer."""
     written = [_message(message) for message in body.messages]
     goes_on = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
@@ -50,11 +57,11 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
         raise InvalidArgument("system: a raw prompt has no template to put it into", field="system")
     else:
         prompt = TextPrompt(body.prompt)
-    return _request(body, prompt, Offer(), headers, defaults)
+    return _request(body, prompt, ToolOffer(), headers, defaults)
 
 
 def _request(
-    body: AnswerBody, prompt: Prompt, offer: Offer, headers: CallHeaders, defaults: GenerationDefaults
+    body: AnswerBody, prompt: Prompt, offer: ToolOffer, headers: CallHeaders, defaults: GenerationDefaults
 ) -> Request:
     """A num_predict that does not fit in the context is shortened."""
     return Request(
@@ -156,7 +163,7 @@ def _call(number: int, call: Any) -> Mapping[str, Any]:
 
 
 def embed_request(
-    body: Body, texts: list[str], headers: CallHeaders, *, truncate: bool, dimensions: int | None
+    body: OllamaBody, texts: list[str], headers: CallHeaders, *, truncate: bool, dimensions: int | None
 ) -> Request:
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,

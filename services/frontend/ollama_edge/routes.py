@@ -21,7 +21,7 @@ from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.ollama_edge import errors
 from services.frontend.ollama_edge.bodies import EmbedBody, EmbeddingsBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from services.frontend.ollama_edge.embed_format import EmbedFormat
-from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
+from services.frontend.ollama_edge.format import LINES, LineFormat, OllamaChatFormat, OllamaGenerateFormat
 from services.frontend.ollama_edge.requests import chat_request, check_options, embed_request, generate_request
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request as Asked
@@ -32,7 +32,7 @@ PREFIX = "/api/"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class OllamaCard:
     """What a model's folder says of it."""
 
     family: str  # model_type
@@ -50,7 +50,7 @@ class OllamaRoutes:
         catalogue: Catalogue,
         bounds: BodyBounds,
         *,
-        card: ModelCard,
+        card: OllamaCard,
     ) -> None:
         self._generator = generator
         self._processor = processor
@@ -75,9 +75,9 @@ class OllamaRoutes:
         model = self._catalogue.entry(body.called).name
         if not body.messages:
             check_options(body.chosen, self._tokenizer.defaults)
-            return _loaded(ChatFormat(model, self._texts))
+            return _loaded(OllamaChatFormat(model, self._texts))
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
-        return self._answer(request, ChatFormat(model, self._texts), stream=body.stream)
+        return self._answer(request, OllamaChatFormat(model, self._texts), stream=body.stream)
 
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
         """Answers a prompt."""
@@ -85,9 +85,9 @@ class OllamaRoutes:
         model = self._catalogue.entry(body.called).name
         if not body.prompt:
             check_options(body.chosen, self._tokenizer.defaults)
-            return _loaded(GenerateFormat(model, self._texts))
+            return _loaded(OllamaGenerateFormat(model, self._texts))
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
-        return self._answer(request, GenerateFormat(model, self._texts), stream=body.stream)
+        return self._answer(request, OllamaGenerateFormat(model, self._texts), stream=body.stream)
 
     async def embed(self, body: EmbedBody, http: Request) -> Response:
         """A vector for each input."""

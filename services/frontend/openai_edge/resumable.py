@@ -15,7 +15,7 @@ from services.frontend.calls.calls import Call
 from services.frontend.http import headers
 from services.frontend.http.answer import Format
 from services.frontend.http.headers import TIMEOUT, CallHeaders
-from services.frontend.http.kept_answer import Events, KeptAnswer
+from services.frontend.http.kept_answer import KeptAnswer, KeptEvents
 from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.chunks import ErrorEvents
 from services.frontend.request.request import Request as GeneratorRequest
@@ -51,7 +51,7 @@ class Beginning(NamedTuple):
     worded: Worded
 
 
-class Resumable:
+class ResumableHttp:
     """Of one frontend. A stream's kind is the path of the call that began it."""
 
     def __init__(self, streams: Streams) -> None:
@@ -68,7 +68,7 @@ class Resumable:
         def remake(kept: stream_pb2.KeptRequest) -> Remade:
             sent = CallHeaders(kept.request_id, kept.tenant, None, asyncio.get_running_loop().time())
             found = again(kept.body, sent, kept.created_unix_s)
-            return Remade(found.request, Events(found.format))
+            return Remade(found.request, KeptEvents(found.format))
 
         self._streams.offer({kind: remake})
 
@@ -108,7 +108,7 @@ class Resumable:
         )
 
         async def begin(call: Call) -> Stream:
-            return await self._streams.begin(kept, worded.request, Events(worded.format), call)
+            return await self._streams.begin(kept, worded.request, KeptEvents(worded.format), call)
 
         return Beginning(begin, worded)
 

@@ -9,13 +9,13 @@ from functools import partial
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor import constraint
 from services.frontend.output_processor.answer_parser import AnswerParser
-from services.frontend.output_processor.constraint import Place
+from services.frontend.output_processor.constraint import AnswerStart
 from services.frontend.output_processor.parsing import detection, registry, wording
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
 from services.frontend.request.tool_offer import AUTO
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class AnswerFormats:
             return self._strict(request)
         answer = self._answer(request)
         place = await self._place_of_answers(request.prompts)
-        if answer is None or (form is not None and use is None and place is Place.AFTER_REASONING):
+        if answer is None or (form is not None and use is None and place is AnswerStart.AFTER_REASONING):
             return request
         made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
         return replace(request, sampling=replace(request.sampling, structured_output=made))
@@ -154,10 +154,10 @@ class AnswerFormats:
 
     @staticmethod
     def _parser(
-        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: Place
+        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: AnswerStart
     ) -> AnswerParser:
         use = request.tool_use
-        is_open = place is Place.IN_REASONING
+        is_open = place is AnswerStart.IN_REASONING
         return AnswerParser(
             None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open)),
             None if tools is None or use is None else MarkupReader(partial(_read_calls, tools, ToolSchemas(use.tools))),
@@ -169,7 +169,7 @@ class AnswerFormats:
     def _end_of(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    async def _place_of_answers(self, prompts: Sequence[Prompt]) -> Place:
+    async def _place_of_answers(self, prompts: Sequence[Prompt]) -> AnswerStart:
         """One for all of them: they share their constraint."""
         first, *others = {await self._place_of_answer(prompt) for prompt in prompts}
         if others:
@@ -177,32 +177,32 @@ class AnswerFormats:
             raise InvalidArgument(text, field="messages")
         return first
 
-    async def _place_of_answer(self, prompt: Prompt) -> Place:
+    async def _place_of_answer(self, prompt: Prompt) -> AnswerStart:
         """Before anything is tokenized, since constraints are checked first."""
         if self._reasoning is None or not isinstance(prompt, ChatPrompt):
-            return Place.AFTER_REASONING
+            return AnswerStart.AFTER_REASONING
         if prompt.continue_last:
             return self._place(prompt, "")
         return self._place(prompt, await self._tokenizer.conversations.end(prompt, END_CHARACTERS))
 
-    def _place(self, prompt: Prompt, end: str) -> Place:
+    def _place(self, prompt: Prompt, end: str) -> AnswerStart:
         """`end`: of the prompt's text. Many templates write the start of reasoning themselves, or its end for none."""
         if self._reasoning is None:
-            return Place.AFTER_REASONING
+            return AnswerStart.AFTER_REASONING
         if isinstance(prompt, ChatPrompt) and prompt.continue_last:
             begun = str(prompt.messages[-1].get("content") or "").lstrip()
             ended = any(text in begun for text in self._reasoning.ends)
             is_open = begun.startswith(self._reasoning.starts) and not ended
-            return Place.IN_REASONING if is_open else Place.AFTER_REASONING
+            return AnswerStart.IN_REASONING if is_open else AnswerStart.AFTER_REASONING
         end = end.rstrip()
         if end.endswith(self._reasoning.starts):
-            return Place.IN_REASONING
-        return Place.AFTER_REASONING if end.endswith(self._reasoning.ends) else Place.BEFORE_REASONING
+            return AnswerStart.IN_REASONING
+        return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
 
 
-def _read_reasoning(found: ReasoningFormat, is_open: bool, scan: Scanner, writer: Writer) -> Steps[None]:
+def _read_reasoning(found: ReasoningFormat, is_open: bool, scan: Scanner, writer: EventWriter) -> Steps[None]:
     return found.read(scan, writer, is_open)
 
 
-def _read_calls(found: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: Writer) -> Steps[None]:
+def _read_calls(found: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:
     return found.read(scan, writer, schemas)

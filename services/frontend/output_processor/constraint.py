@@ -14,7 +14,7 @@ SPACE = optional({"type": "regex", "pattern": r"[ \n]{1,4}"})
 ANY_TEXT: Json = {"type": "any_text"}
 
 
-class Place(Enum):
+class AnswerStart(Enum):
     """Where an answer begins."""
 
     BEFORE_REASONING = "before"  # it may reason, or not
@@ -55,11 +55,11 @@ def _inner(tag: str) -> Json | None:
     return found if isinstance(found, dict) else None
 
 
-def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: Place) -> Json:
-    if reasoning is None or place is Place.AFTER_REASONING or not reasoning.ends:
+def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: AnswerStart) -> Json:
+    if reasoning is None or place is AnswerStart.AFTER_REASONING or not reasoning.ends:
         return answer
     thoughts = (ANY_TEXT, reasoning.ends[0], reasoning.after_end, SPACE)
-    if place is Place.IN_REASONING:
+    if place is AnswerStart.IN_REASONING:
         return sequence(*thoughts, answer)
     return sequence(optional(sequence(reasoning.starts[0], *thoughts)), answer)
 

@@ -10,7 +10,7 @@ import codecs
 from functools import partial
 from typing import Protocol
 
-from services.frontend.tokenizer.pieces import Pieces
+from services.frontend.tokenizer.pieces import TokenPieces
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -34,7 +34,7 @@ class ByteLevelDetokenizer:
 
     __slots__ = ("_decoder", "_pieces", "_torn")
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: TokenPieces) -> None:
         self._pieces = pieces
         self._decoder = _new_decoder("replace")
         self._torn = False

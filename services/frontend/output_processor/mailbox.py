@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.output_processor.pace import ReaderPace
 from shared.errors import QuireError
 
@@ -13,7 +13,7 @@ from shared.errors import QuireError
 class Letter(Protocol):
     """A sample that merges its own news until they are taken."""
 
-    def take(self) -> Delta:
+    def take(self) -> SampleDelta:
         """All news since the last time."""
 
 
@@ -50,7 +50,7 @@ class Mailbox:
         reader.set_result(None)
         return True
 
-    async def take(self) -> list[Delta]:
+    async def take(self) -> list[SampleDelta]:
         """Waits for news of at least one sample; not to be called when all of them were taken to their end."""
         self._pace.returned(self)
         if self._error is None:
@@ -61,7 +61,7 @@ class Mailbox:
             await self._reader
         return self.take_ready()
 
-    def take_ready(self) -> list[Delta]:
+    def take_ready(self) -> list[SampleDelta]:
         """News without waiting for any; for a reader that calls nothing else."""
         if not self._ready and self._error is not None:
             raise self._error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.sample_text import SampleText
 from services.frontend.scheduler_client.sequence import End
@@ -122,7 +122,7 @@ class Sample:
             self._post()
         return stop is not None
 
-    def replay(self, told: Delta, now: float) -> None:
+    def replay(self, told: SampleDelta, now: float) -> None:
         """News that another frontend has told: taken in as it came then, and neither counted nor timed again."""
         end = told.finish
         silent_last = end is not None and end.reason == FINISH_REASON_STOP and told.token_ids[-1:] != []
@@ -172,12 +172,12 @@ class Sample:
             self._posted = True
             self._mailbox.put(self)
 
-    def take(self) -> Delta:
+    def take(self) -> SampleDelta:
         told = self._prompt_logprobs
         finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
         if finish is not None:
             finish = finish._replace(weight_version=self.weight_version)
-        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
+        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
         self._posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []

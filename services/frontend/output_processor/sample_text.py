@@ -12,7 +12,7 @@ from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """What some tokens gave."""
 
     text: str
@@ -23,21 +23,21 @@ class Piece(NamedTuple):
 class SampleText(Protocol):
     """One per sample."""
 
-    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
         """`silent_last`: the last token ended the sample (end of sequence, a stop token) and has no text."""
 
-    def flush(self) -> Piece:
+    def flush(self) -> TextPiece:
         """What is left when no token follows."""
 
 
 class NoText:
     """detokenize=False."""
 
-    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
-        return Piece("", len(token_ids), None)
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+        return TextPiece("", len(token_ids), None)
 
-    def flush(self) -> Piece:
-        return Piece("", 0, None)
+    def flush(self) -> TextPiece:
+        return TextPiece("", 0, None)
 
 
 class WholeText:
@@ -49,12 +49,12 @@ class WholeText:
         self._decode = decode
         self._token_ids: list[int] = []
 
-    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
         self._token_ids += token_ids[:-1] if silent_last else token_ids
-        return Piece("", len(token_ids), None)
+        return TextPiece("", len(token_ids), None)
 
-    def flush(self) -> Piece:
-        return Piece(self._decode(self._token_ids), 0, None)
+    def flush(self) -> TextPiece:
+        return TextPiece(self._decode(self._token_ids), 0, None)
 
 
 class PlainText:
@@ -66,13 +66,13 @@ class PlainText:
         self._push = detokenizer.push
         self.flush_detokenizer = detokenizer.flush
 
-    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
         spoken = token_ids[:-1] if silent_last else token_ids
         text = self._push(spoken[0]) if len(spoken) == 1 else "".join(map(self._push, spoken))
-        return Piece(text, len(token_ids), None)
+        return TextPiece(text, len(token_ids), None)
 
-    def flush(self) -> Piece:
-        return Piece(self.flush_detokenizer(), 0, None)
+    def flush(self) -> TextPiece:
+        return TextPiece(self.flush_detokenizer(), 0, None)
 
 
 class StoppingText:
@@ -86,7 +86,7 @@ class StoppingText:
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
-    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
         parts = []
         spoken = token_ids[:-1] if silent_last else token_ids
         for position, token_id in enumerate(spoken, start=1):
@@ -95,12 +95,12 @@ class StoppingText:
             text, stop = self._stops.push(self._detokenizer.push(token_id), armed=armed)
             parts.append(text)
             if stop is not None:
-                return Piece("".join(parts), position, stop)
-        return Piece("".join(parts), len(token_ids), None)
+                return TextPiece("".join(parts), position, stop)
+        return TextPiece("".join(parts), len(token_ids), None)
 
-    def flush(self) -> Piece:
+    def flush(self) -> TextPiece:
         text, stop = self._stops.push(self._detokenizer.flush(), armed=self._num_tokens > self._min_tokens)
-        return Piece(text + self._stops.flush(), 0, stop)
+        return TextPiece(text + self._stops.flush(), 0, stop)
 
 
 def new_text(

@@ -13,7 +13,7 @@ NONE, AUTO, REQUIRED = "none", "auto", "required"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolOffer:
     """Both empty without tools."""
 
     shown: Sequence[Mapping[str, Any]] = ()
@@ -26,14 +26,14 @@ class Offer:
 
 def offer(
     tools: Sequence[Tool], mode: str, name: str, *, parallel: bool, shown: Sequence[Mapping[str, Any]] | None = None
-) -> Offer:
+) -> ToolOffer:
     """`shown`: the tools in OpenAI's form, if the client wrote them so. With NONE they are not even shown: the model
     would call them all the same."""
     if name and name not in {tool.name for tool in tools}:
         raise InvalidArgument(f"tool_choice: {name!r} is not the name of one of the tools", field="tool_choice")
     if mode == NONE:
-        return Offer()
-    return Offer(
+        return ToolOffer()
+    return ToolOffer(
         [as_shown(tool) for tool in tools] if shown is None else shown, ToolUse(tuple(tools), mode, name, parallel)
     )
 

@@ -33,7 +33,7 @@ REFUSAL_PAUSE_S = 0.2  # before a sequence that a scheduler would not take is of
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClusterLimits:
     """What the best of the usable clusters can do."""
 
     max_model_len: int
@@ -68,7 +68,7 @@ class SchedulerClient:
         self._refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
-        self._limits: Limits | None = None
+        self._limits: ClusterLimits | None = None
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
         metrics.held_requests.set_function(lambda: self._num_held + self.num_waiting)
         metrics.worker_start.set(patience.start_s)
@@ -82,7 +82,7 @@ class SchedulerClient:
         return bool(self._sessions)
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> ClusterLimits | None:
         """None while nobody can run anything."""
         return self._limits
 
@@ -116,7 +116,7 @@ class SchedulerClient:
         """Returns at the next change of sessions or of what they can do."""
         await self._changed.wait()
 
-    async def ready(self, deadline_s: float | None) -> Limits:
+    async def ready(self, deadline_s: float | None) -> ClusterLimits:
         """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
         if (limits := self.limits) is not None:
             return limits
@@ -128,7 +128,7 @@ class SchedulerClient:
             self._num_held -= 1
             self._metrics.held.observe(asyncio.get_running_loop().time() - began_s)
 
-    async def _first_limits(self, began_s: float, deadline_s: float | None) -> Limits:
+    async def _first_limits(self, began_s: float, deadline_s: float | None) -> ClusterLimits:
         while (limits := self.limits) is None:
             patience_ends_s = self._patience.ends_s(began_s, self._seen_s, has_scheduler=self.is_open)
             until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
@@ -231,12 +231,12 @@ class SchedulerClient:
         self._move_starving()
         self._notify()
 
-    def _common_limits(self) -> Limits | None:
+    def _common_limits(self) -> ClusterLimits | None:
         """Every request asks for them, so they are put together when a session comes, goes or has another view."""
         views = [session.view for session in self.usable_sessions]
         if not views:
             return None
-        return Limits(
+        return ClusterLimits(
             max(v.max_model_len for v in views),
             max(v.max_logprobs for v in views),
             frozenset(v.scheduling_policy for v in views),

@@ -19,7 +19,7 @@ FORGET_AFTER_S = 10.0  # without a session and without an entry: longer than a l
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DialledScheduler:
     """A scheduler that is dialled; `entry`: how the registry listed it, None for one that the settings name."""
 
     connection: Connection
@@ -33,7 +33,7 @@ class Roster:
     def __init__(self, configured: Iterable[str], connection_to: Callable[[str, bool], Connection]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
         self._connection_to = connection_to
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, DialledScheduler] = {}
         self._misfits: dict[str, int] = {}  # epochs of schedulers that are listed, but serve another model
         self._tasks = Tasks()
         self._failed = asyncio.get_running_loop().create_future()
@@ -93,7 +93,7 @@ class Roster:
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
         connection = self._connection_to(address, entry is None)
         task = self._tasks.start(f"connection to {address}", self._keep(connection, entry))
-        self._members[address] = Member(connection, entry, task)
+        self._members[address] = DialledScheduler(connection, entry, task)
 
     async def _keep(self, connection: Connection, entry: SchedulerEntry | None) -> None:
         try:

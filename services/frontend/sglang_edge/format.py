@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.chunks import DONE, event
@@ -29,7 +29,7 @@ class _SoFar:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: SampleDelta) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -37,7 +37,7 @@ class _SoFar:
         self.finish = delta.finish
 
 
-class GenerateFormat:
+class SglangGenerateFormat:
     """A format for Answer."""
 
     def __init__(self, texts: TokenTexts, *, several: bool, with_texts: bool) -> None:
@@ -47,7 +47,7 @@ class GenerateFormat:
         self._with_texts = with_texts
         self._samples: dict[int, _SoFar] = {}
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join([event(self._add(delta, generation)) for delta in deltas])
 
     def last_events(self, generation: Generation) -> bytes:
@@ -59,11 +59,11 @@ class GenerateFormat:
     def refusal(self, error: QuireError) -> Response:
         return errors.as_response(error)
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Any:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Any:
         found = [self._add(delta, generation) for delta in deltas]
         return found if self._several else found[0]
 
-    def _add(self, delta: Delta, generation: Generation) -> Json:
+    def _add(self, delta: SampleDelta, generation: Generation) -> Json:
         so_far = self._samples.setdefault(delta.sample, _SoFar())
         so_far.add(delta)
         number = {"index": delta.sample} if self._several else {}

@@ -12,7 +12,7 @@ from services.frontend.http.body import BodyBounds
 from services.frontend.http.router import Router
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.sglang_edge.bodies import SglangGenerateBody
-from services.frontend.sglang_edge.format import GenerateFormat
+from services.frontend.sglang_edge.format import SglangGenerateFormat
 from services.frontend.sglang_edge.requests import generate_request, is_several
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ class SglangRoutes:
     async def generate(self, body: SglangGenerateBody, http: Request) -> Response:
         """Continues one prompt or several."""
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
-        answer_format = GenerateFormat(
+        answer_format = SglangGenerateFormat(
             TokenTexts(self._tokenizer, as_ids=False),
             several=is_several(body),
             with_texts=body.return_text_in_logprobs,

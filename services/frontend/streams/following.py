@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 
-from services.frontend.streams.store import Found, Store, StoreAway, parsed
+from services.frontend.streams.store import FoundStream, StoreAway, StreamStore, parsed
 from services.frontend.streams.stream import Stream
 from services.frontend.streams.terms import away, not_found
 from shared.errors import QuireError
@@ -23,7 +23,7 @@ class Following:
 
     def __init__(
         self,
-        store: Store,
+        store: StreamStore,
         wanted: Callable[[], list[Stream]],
         *,
         lose: Callable[[Stream, QuireError], None],
@@ -70,7 +70,7 @@ class Following:
                 self._on_news(stream, news)
         return any(news.entries for news in found)
 
-    def _on_news(self, stream: Stream, news: Found) -> None:
+    def _on_news(self, stream: Stream, news: FoundStream) -> None:
         _add(stream, news)
         if stream.has_ended or news.entries or stream in self._taking:
             return
@@ -109,6 +109,6 @@ class Following:
         await self._tasks.close()
 
 
-def _add(stream: Stream, news: Found) -> None:
+def _add(stream: Stream, news: FoundStream) -> None:
     stream.add(map(parsed, news.entries))
     stream.keep(len(stream.entries))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.json_format import MessageToJson
 
-from services.frontend.streams.stream import Piece, Stream
+from services.frontend.streams.stream import Stream, StreamPiece
 from shared.pb.inference.v1 import inference_pb2 as pb
 
 GENERATE, CHAT = "generate", "chat"  # kinds of streams that were begun over gRPC; others are paths of HTTP
 TYPE, DATA = "event: ", "data: "  # lines of an event
 
 
-def attached(stream: Stream, piece: Piece) -> pb.AttachResponse:
+def attached(stream: Stream, piece: StreamPiece) -> pb.AttachResponse:
     """For a reader over gRPC."""
     if stream.kind == GENERATE:
         message = pb.AttachResponse(generate=pb.GenerateResponse.FromString(piece.message))
@@ -24,7 +24,7 @@ def attached(stream: Stream, piece: Piece) -> pb.AttachResponse:
     return message
 
 
-def event(stream: Stream, piece: Piece) -> bytes:
+def event(stream: Stream, piece: StreamPiece) -> bytes:
     """For a reader over HTTP."""
     if stream.kind not in (GENERATE, CHAT):
         return piece.message if piece.offset is None else b"id: %d\n%b" % (piece.offset, piece.message)

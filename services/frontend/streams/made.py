@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.request.request import Request
-from services.frontend.streams.maker import Maker, Writer
+from services.frontend.streams.maker import Maker, MessageWriter
 from services.frontend.streams.stream import Stream
 from shared.errors import QuireError, Unavailable
 from shared.logs import logger
@@ -21,7 +21,7 @@ class Remade(NamedTuple):
     """A kept request, as its edge reads it again."""
 
     request: Request
-    writer: Writer
+    writer: MessageWriter
 
 
 class Made(NamedTuple):
@@ -29,7 +29,7 @@ class Made(NamedTuple):
 
     stream: Stream
     maker: Maker
-    writer: Writer
+    writer: MessageWriter
 
 
 Remake = Callable[[pb.KeptRequest], Remade]
@@ -49,9 +49,9 @@ def remade(remakes: Mapping[str, Remake], kept: pb.KeptRequest) -> Remade:
 
 
 class NoWords:
-    """A Writer of a stream that was taken over, until its edge has read its request."""
+    """A MessageWriter of a stream that was taken over, until its edge has read its request."""
 
-    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+    def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         return []
 
     def last(self, generation: Generation) -> list[bytes]:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.delta import Finish, SampleDelta
 from services.frontend.generation.generation import Aborted, Generation
 from services.frontend.generation.generator import Generator, Resume
 from services.frontend.request.request import Request
-from services.frontend.streams.store import Exists, Full, Standing, Store, StoreAway
+from services.frontend.streams.store import Exists, Standing, StoreAway, StoreFull, StreamStore
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import Terms, exists
+from services.frontend.streams.terms import StreamTerms, exists
 from services.frontend.streams.told import as_told, delta_of, told
 from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
 from shared.logs import logger
@@ -28,10 +28,10 @@ log = logger("streams")
 ORPHANED_MS = 5000  # beyond its retention: for whoever takes over from a maker that died
 
 
-class Writer(Protocol):
+class MessageWriter(Protocol):
     """How the messages of one stream are written."""
 
-    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+    def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         """What is said about these."""
 
     def last(self, generation: Generation) -> list[bytes]:
@@ -48,7 +48,9 @@ class Deposed(Exception):
 class Maker:
     """Of one stream, for as long as it is made here."""
 
-    def __init__(self, stream: Stream, store: Store, terms: Terms, metrics: StreamMetrics, owner: str) -> None:
+    def __init__(
+        self, stream: Stream, store: StreamStore, terms: StreamTerms, metrics: StreamMetrics, owner: str
+    ) -> None:
         """`owner`: unique for each time that somebody begins."""
         self._stream = stream
         self._store = store
@@ -78,7 +80,9 @@ class Maker:
         with suppress(StoreAway):
             await self._store.leave(self._stream.key, self._owner)
 
-    async def run(self, generator: Generator, call: Call, request: Request, writer: Writer, *, is_new: bool) -> None:
+    async def run(
+        self, generator: Generator, call: Call, request: Request, writer: MessageWriter, *, is_new: bool
+    ) -> None:
         """To the end. Raises what keeps it from beginning, Deposed included; what happens later is the stream's end.
         `is_new`: no other frontend has begun it."""
         self.has_lease = not is_new
@@ -104,7 +108,7 @@ class Maker:
         finally:
             self._generation = None
 
-    async def fail(self, error: QuireError, writer: Writer) -> None:
+    async def fail(self, error: QuireError, writer: MessageWriter) -> None:
         """Ends it. Raises Deposed."""
         said = writer.failure(error) if self._stream.entries else []
         end = pb.KeptEnd() if said else pb.KeptEnd(error=to_proto(error))
@@ -118,7 +122,7 @@ class Maker:
             await self._store.create(key, kept.SerializeToString(), self._owner, self.keep_ms, self._terms.bounds)
         except Exists:
             raise exists(key) from None
-        except Full as full:
+        except StoreFull as full:
             raise self._terms.full(full.bound) from None
         except StoreAway:
             raise Unavailable(
@@ -128,7 +132,7 @@ class Maker:
             ) from None
         self.has_lease = True
 
-    def _replay(self, writer: Writer) -> Resume:
+    def _replay(self, writer: MessageWriter) -> Resume:
         def replay(generation: Generation) -> None:
             if _digest(generation) != self._stream.request.prompt_digest:
                 raise FailedPrecondition("a stream cannot go on: its prompt has other tokens at this frontend")
@@ -139,7 +143,7 @@ class Maker:
 
         return replay
 
-    async def _follow(self, generation: Generation, writer: Writer) -> None:
+    async def _follow(self, generation: Generation, writer: MessageWriter) -> None:
         try:
             async for deltas in generation:
                 await self._tell(deltas, writer.messages(deltas, generation))
@@ -147,12 +151,12 @@ class Maker:
             if not self._is_cancelled:
                 raise
             self.ending = self._reason
-            deltas = [Delta(sample, [], "", [], Finish(FINISH_REASON_CANCELLED)) for sample in generation.unended]
+            deltas = [SampleDelta(sample, [], "", [], Finish(FINISH_REASON_CANCELLED)) for sample in generation.unended]
             await self._tell(deltas, writer.messages(deltas, generation))
         last = map(_message, writer.last(generation))
         await self._keep([*last, pb.KeptMessage(end=pb.KeptEnd())])
 
-    async def _tell(self, deltas: Sequence[Delta], messages: Sequence[bytes]) -> None:
+    async def _tell(self, deltas: Sequence[SampleDelta], messages: Sequence[bytes]) -> None:
         """What belongs together is kept together: none of it, or all."""
         self._untold += map(told, deltas)
         if not messages:

@@ -15,13 +15,13 @@ from services.frontend.streams.store import (
     DELETED_S,
     Bounds,
     Exists,
-    Found,
-    Full,
-    Key,
+    FoundStream,
     Standing,
     StoreAway,
+    StoreFull,
+    StreamKey,
+    StreamUse,
     TotalUse,
-    Use,
 )
 from shared.prefix_index import redis_error
 from shared.process.supervision import is_asked_to_end
@@ -80,7 +80,7 @@ Result = TypeVar("Result")
 
 
 class RedisStore:
-    """A Store that all frontends of a namespace share."""
+    """A StreamStore that all frontends of a namespace share."""
 
     is_shared = True
 
@@ -93,9 +93,9 @@ class RedisStore:
         self._use = RedisUse(redis, namespace)
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
-        use, most = Use(key, len(request), keep_ms), UNBOUNDED if bounds is None else bounds.per_tenant
+        use, most = StreamUse(key, len(request), keep_ms), UNBOUNDED if bounds is None else bounds.per_tenant
         is_new = await _answered(self._use.admit(use, bounds))
         keys = [*(self._key(key, name) for name in ("request", "log", "lease")), self._index(key)]
         args = [request, owner, LEASE_MS, most, keep_ms, key.request_id, int(anew)]
@@ -105,10 +105,10 @@ class RedisStore:
         if done == 0:
             raise Exists
         if done < 0:
-            raise Full("per_tenant", most)
+            raise StoreFull("per_tenant", most)
 
     async def append(
-        self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
     ) -> Standing:
         before, behind = ("request", "log", "lease"), ("cancel", "read")
         keys = [*(self._key(key, name) for name in before), self._index(key)]
@@ -116,11 +116,11 @@ class RedisStore:
         args = [owner, LEASE_MS, keep_ms, place, int(is_last), key.request_id, *entries]
         return Standing(*map(bool, await _answered(self._append(keys=keys, args=args))))
 
-    async def request(self, key: Key) -> bytes | None:
+    async def request(self, key: StreamKey) -> bytes | None:
         found: bytes | None = await _answered(self._redis.get(self._key(key, "request")))
         return found
 
-    async def read(self, wanted: Sequence[tuple[Key, int]]) -> list[Found]:
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
         pipeline = self._redis.pipeline(transaction=False)
         for key, place in wanted:
             pipeline.exists(self._key(key, "lease"))  # first: a lease that ends after this was renewed by an entry
@@ -129,46 +129,46 @@ class RedisStore:
             pipeline.set(self._key(key, "read"), 1, px=READ_MS)
         answers = await _answered(pipeline.execute())
         rows = [answers[at : at + 4] for at in range(0, len(answers), 4)]
-        return [Found(bool(is_there), bool(is_made), entries) for is_made, entries, is_there, _ in rows]
+        return [FoundStream(bool(is_there), bool(is_made), entries) for is_made, entries, is_there, _ in rows]
 
-    async def take(self, key: Key, owner: str) -> bool:
+    async def take(self, key: StreamKey, owner: str) -> bool:
         return bool(await _answered(self._redis.set(self._key(key, "lease"), owner, nx=True, px=LEASE_MS)))
 
-    async def leave(self, key: Key, owner: str) -> None:
+    async def leave(self, key: StreamKey, owner: str) -> None:
         await _answered(self._leave(keys=[self._key(key, "lease")], args=[owner]))
 
-    async def cancel(self, key: Key) -> bool:
+    async def cancel(self, key: StreamKey) -> bool:
         left_ms: int = await _answered(self._redis.pttl(self._key(key, "request")))
         if left_ms <= 0:
             return False
         await _answered(self._redis.set(self._key(key, "cancel"), 1, px=left_ms))
         return True
 
-    async def delete(self, key: Key) -> None:
+    async def delete(self, key: StreamKey) -> None:
         names = ("request", "log", "lease", "cancel", "read")
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.unlink(*(self._key(key, name) for name in names))
         pipeline.zrem(self._index(key), key.request_id)
         pipeline.set(self._key(key, "deleted"), 1, ex=DELETED_S)
         await _answered(pipeline.execute())
-        await self.tell([Use(key, 0, 0)])
+        await self.tell([StreamUse(key, 0, 0)])
 
-    async def is_deleted(self, key: Key) -> bool:
+    async def is_deleted(self, key: StreamKey) -> bool:
         return bool(await _answered(self._redis.exists(self._key(key, "deleted"))))
 
-    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
         return await _answered(self._use.tell(uses))
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _tag(self, key: Key) -> str:
+    def _tag(self, key: StreamKey) -> str:
         return f"{{{self._namespace}:stream:{tenant_name(key)}}}"
 
-    def _key(self, key: Key, name: str) -> str:
+    def _key(self, key: StreamKey, name: str) -> str:
         return f"{self._tag(key)}:{name}:{key.request_id}"
 
-    def _index(self, key: Key) -> str:
+    def _index(self, key: StreamKey) -> str:
         return f"{self._tag(key)}:ids"
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.frontend.streams.store import DELETED_S, Bounds, Full, Key, TotalUse, Use
+from services.frontend.streams.store import DELETED_S, Bounds, StoreFull, StreamKey, StreamUse, TotalUse
 
 AT_ONCE = 500  # streams that one script is told of
 
@@ -46,17 +46,17 @@ class RedisUse:
         self._tell = redis.register_script(TELL)
         self._keys = [f"{{{namespace}:streams}}:{name}" for name in ("until", "bytes")]
 
-    async def admit(self, use: Use, bounds: Bounds | None) -> bool:
-        """Whether it was not there yet. Raises Full."""
+    async def admit(self, use: StreamUse, bounds: Bounds | None) -> bool:
+        """Whether it was not there yet. Raises StoreFull."""
         most = (UNBOUNDED, UNBOUNDED) if bounds is None else (bounds.all_tenants, bounds.kept_bytes)
         done, count, total = await self._tell(keys=self._keys, args=[*most, EXPIRES_MS, *_words(use)])
         if done == -1:
-            raise Full("all_tenants", count)
+            raise StoreFull("all_tenants", count)
         if done == -2:
-            raise Full("kept_bytes", total)
+            raise StoreFull("kept_bytes", total)
         return bool(done)
 
-    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
         for start in range(0, max(1, len(uses)), AT_ONCE):
             words = [word for use in uses[start : start + AT_ONCE] for word in _words(use)]
             args = ["", "", EXPIRES_MS, *words]
@@ -64,9 +64,9 @@ class RedisUse:
         return TotalUse(count, total)
 
 
-def _words(use: Use) -> tuple[str, int, int]:
+def _words(use: StreamUse) -> tuple[str, int, int]:
     return f"{tenant_name(use.key)}:{use.key.request_id}", use.num_bytes, use.keep_ms
 
 
-def tenant_name(key: Key) -> str:
+def tenant_name(key: StreamKey) -> str:
     return hashlib.sha256(key.tenant.encode()).hexdigest()[:32]

@@ -10,7 +10,7 @@ from shared.pb.frontend.v1 import stream_pb2 as pb
 DELETED_S = 86_400  # the longest retention: no copy of a stream is believed for longer
 
 
-class Key(NamedTuple):
+class StreamKey(NamedTuple):
     """A stream belongs to a tenant; others find nothing under its id."""
 
     tenant: str
@@ -25,7 +25,7 @@ class Exists(Exception):
     """The tenant has a stream of that id."""
 
 
-class Full(Exception):
+class StoreFull(Exception):
     """There are as many streams as there may be."""
 
     def __init__(self, bound: str, found: int) -> None:
@@ -42,10 +42,10 @@ class Bounds(NamedTuple):
     kept_bytes: int
 
 
-class Use(NamedTuple):
+class StreamUse(NamedTuple):
     """What one stream takes of the store, and for how long from now on if no more is told."""
 
-    key: Key
+    key: StreamKey
     num_bytes: int
     keep_ms: int
 
@@ -66,7 +66,7 @@ class Standing(NamedTuple):
     is_read: bool = False  # somewhere, lately
 
 
-class Found(NamedTuple):
+class FoundStream(NamedTuple):
     """More of a stream, as its readers elsewhere find it."""
 
     is_there: bool
@@ -74,43 +74,43 @@ class Found(NamedTuple):
     entries: list[bytes]
 
 
-class Store(Protocol):
+class StreamStore(Protocol):
     """`owner`: who makes a stream, unique for each time that somebody begins to. All raise StoreAway."""
 
     is_shared: bool
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
-        """Raises Exists, or Full beyond `bounds`. `anew`: one that nobody else makes is emptied."""
+        """Raises Exists, or StoreFull beyond `bounds`. `anew`: one that nobody else makes is emptied."""
 
     async def append(
-        self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
     ) -> Standing:
         """Behind `place` entries. Renews the lease, with or without any; after the last there is none."""
 
-    async def request(self, key: Key) -> bytes | None:
+    async def request(self, key: StreamKey) -> bytes | None:
         """None where there is none such."""
 
-    async def read(self, wanted: Sequence[tuple[Key, int]]) -> list[Found]:
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
         """Entries from a place on, some at a time; tells whoever makes it that somebody reads."""
 
-    async def take(self, key: Key, owner: str) -> bool:
+    async def take(self, key: StreamKey, owner: str) -> bool:
         """The lease of a stream that nobody makes. False if somebody was faster."""
 
-    async def leave(self, key: Key, owner: str) -> None:
+    async def leave(self, key: StreamKey, owner: str) -> None:
         """Gives the lease back: somebody else may go on."""
 
-    async def cancel(self, key: Key) -> bool:
+    async def cancel(self, key: StreamKey) -> bool:
         """Whoever makes it will hear of it. False where there is none such."""
 
-    async def delete(self, key: Key) -> None:
+    async def delete(self, key: StreamKey) -> None:
         """Of one that has ended, nothing stays but that it was deleted, for DELETED_S."""
 
-    async def is_deleted(self, key: Key) -> bool:
+    async def is_deleted(self, key: StreamKey) -> bool:
         """By whichever frontend; whoever has a copy forgets it."""
 
-    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
         """What streams take by now."""
 
     async def close(self) -> None:
@@ -123,37 +123,37 @@ class OnlyHere:
     is_shared = False
 
     async def create(
-        self, key: Key, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
+        self, key: StreamKey, request: bytes, owner: str, keep_ms: int, bounds: Bounds | None, *, anew: bool = False
     ) -> None:
         """Whoever has the streams knows what there is."""
 
     async def append(
-        self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
+        self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
     ) -> Standing:
         return Standing()
 
-    async def request(self, key: Key) -> bytes | None:
+    async def request(self, key: StreamKey) -> bytes | None:
         return None
 
-    async def read(self, wanted: Sequence[tuple[Key, int]]) -> list[Found]:
-        return [Found(is_there=False, is_made=False, entries=[]) for _ in wanted]
+    async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
+        return [FoundStream(is_there=False, is_made=False, entries=[]) for _ in wanted]
 
-    async def take(self, key: Key, owner: str) -> bool:
+    async def take(self, key: StreamKey, owner: str) -> bool:
         return False
 
-    async def leave(self, key: Key, owner: str) -> None:
+    async def leave(self, key: StreamKey, owner: str) -> None:
         """There is no lease."""
 
-    async def cancel(self, key: Key) -> bool:
+    async def cancel(self, key: StreamKey) -> bool:
         return False
 
-    async def delete(self, key: Key) -> None:
+    async def delete(self, key: StreamKey) -> None:
         """Whoever has the streams forgets it."""
 
-    async def is_deleted(self, key: Key) -> bool:
+    async def is_deleted(self, key: StreamKey) -> bool:
         return False
 
-    async def tell(self, uses: Sequence[Use]) -> TotalUse:
+    async def tell(self, uses: Sequence[StreamUse]) -> TotalUse:
         return TotalUse()
 
     async def close(self) -> None:

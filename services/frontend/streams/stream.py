@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from services.frontend.streams.store import Key
+from services.frontend.streams.store import StreamKey
 from shared.errors import QuireError, from_proto
 from shared.pb.frontend.v1 import stream_pb2 as pb
 
 PIECES_AT_ONCE = 64  # that one reader gets before others have their turn
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """A message of a stream, and its place in it; None: it is kept nowhere, and cannot be had again."""
 
     offset: int | None
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 class Stream:
     """num_kept <= num_shown <= len(entries); what is shown and not kept could not be."""
 
-    def __init__(self, key: Key, request: pb.KeptRequest) -> None:
+    def __init__(self, key: StreamKey, request: pb.KeptRequest) -> None:
         self.key = key
         self.request = request
         self.entries: list[pb.KeptMessage] = []
@@ -103,7 +103,7 @@ class Stream:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def read(self, offset: int) -> AsyncIterator[Piece]:
+    async def read(self, offset: int) -> AsyncIterator[StreamPiece]:
         """Messages from `offset` on until the end; raises the error that it ends with."""
         place = offset
         while True:
@@ -113,7 +113,7 @@ class Stream:
                     if entry.end.HasField("error"):
                         raise from_proto(entry.end.error)
                     return
-                yield Piece(place if place < self.num_kept else None, entry.message)
+                yield StreamPiece(place if place < self.num_kept else None, entry.message)
                 place += 1
                 if (place - offset) % PIECES_AT_ONCE == 0:
                     await asyncio.sleep(0)

@@ -17,10 +17,10 @@ from services.frontend.generation.generator import Generator
 from services.frontend.request.request import Request
 from services.frontend.streams.following import Following
 from services.frontend.streams.made import Made, NoWords, Remake, remade
-from services.frontend.streams.maker import Deposed, Maker, Writer
-from services.frontend.streams.store import Key, Store, StoreAway, Use
+from services.frontend.streams.maker import Deposed, Maker, MessageWriter
+from services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse
 from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import Terms, away, check, exists, not_found, refusal_reason
+from services.frontend.streams.terms import StreamTerms, away, check, exists, not_found, refusal_reason
 from shared.errors import (
     FailedPrecondition,
     Internal,
@@ -52,9 +52,9 @@ class Streams:
         self,
         generator: Generator,
         calls: Calls,
-        store: Store,
+        store: StreamStore,
         *,
-        terms: Terms,
+        terms: StreamTerms,
         metrics: StreamMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,9 +65,9 @@ class Streams:
         self._metrics = metrics
         self._clock = clock
         self._remakes: dict[str, Remake] = {}
-        self._found: dict[Key, Stream] = {}
-        self._made: dict[Key, Made] = {}
-        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._found: dict[StreamKey, Stream] = {}
+        self._made: dict[StreamKey, Made] = {}
+        self._running: dict[StreamKey, asyncio.Task[None]] = {}
         self._tasks = Tasks()
         self.following = Following(store, self._wanted, lose=self._lose_followed, go_on=self._take_over)
         metrics.known.set_function(lambda: len(self._found))
@@ -84,17 +84,17 @@ class Streams:
         """Kinds of requests that can be gone on with here."""
         self._remakes |= remakes
 
-    async def begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
+    async def begin(self, kept: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
         """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
         should hear instead. `kept`: kind, body and retention; the rest is the request's."""
         with self._counting_refusals():
             return await self._begin(kept, request, writer, call)
 
-    async def _begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
+    async def _begin(self, kept: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
         check(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
-        key = Key(_tenant(call.caller, request.tenant), request.request_id)
+        key = StreamKey(_tenant(call.caller, request.tenant), request.request_id)
         self._check_room(key)
         kept.request_id, kept.tenant, kept.seed = key.request_id, key.tenant, seed
         kept.key_name = "" if call.caller is None else call.caller.key.name
@@ -116,7 +116,7 @@ class Streams:
                 self._metrics.refused[reason].inc()
             raise
 
-    def _check_room(self, key: Key) -> None:
+    def _check_room(self, key: StreamKey) -> None:
         found = self._found.get(key)
         if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
             raise exists(key)
@@ -131,7 +131,7 @@ class Streams:
             if found >= getattr(self.terms.limits, bound):
                 raise self.terms.full(bound)
 
-    def _new_maker(self, stream: Stream, writer: Writer, owner: str = "") -> Made:
+    def _new_maker(self, stream: Stream, writer: MessageWriter, owner: str = "") -> Made:
         maker = Maker(stream, self._store, self.terms, self._metrics, owner or uuid.uuid4().hex)
         self._made[stream.key] = made = Made(stream, maker, writer)
         stream.quiet_since_s = self._clock()
@@ -216,7 +216,7 @@ class Streams:
     async def find(self, tenant: str, request_id: str) -> Stream:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
         self.terms.check_offered("request_id")
-        key = Key(tenant, request_id)
+        key = StreamKey(tenant, request_id)
         found = self._found.get(key)
         if found and key in self._made and found.has_ended and await self.is_deleted(tenant, request_id):
             self._forget(found)
@@ -239,14 +239,14 @@ class Streams:
     async def is_deleted(self, tenant: str, request_id: str) -> bool:
         """By whichever frontend, as far as anybody knows."""
         try:
-            return await self._store.is_deleted(Key(tenant, request_id))
+            return await self._store.is_deleted(StreamKey(tenant, request_id))
         except StoreAway:
             return False
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
         self.terms.check_offered("request_id")
-        key = Key(tenant, request_id)
+        key = StreamKey(tenant, request_id)
         if key in self._made:
             self._made[key].maker.cancel()
         elif not await self._asked(self._store.cancel(key)):
@@ -344,7 +344,7 @@ class Streams:
     async def _tell_use(self) -> None:
         """What is made here, for the bounds over all that are kept; of what has ended once more."""
         told = [made for made in self._made.values() if not made.maker.is_told]
-        uses = [Use(made.stream.key, made.stream.held_bytes, made.maker.keep_ms) for made in told]
+        uses = [StreamUse(made.stream.key, made.stream.held_bytes, made.maker.keep_ms) for made in told]
         ended = [made for made in told if not made.maker.has_to_renew and made.stream.has_ended]
         with suppress(StoreAway):
             total = await self._store.tell(uses)

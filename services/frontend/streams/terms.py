@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.frontend.request.request import Request
-from services.frontend.streams.store import Bounds, Key
+from services.frontend.streams.store import Bounds, StreamKey
 from services.frontend.streams.stream import Stream
 from shared.errors import (
     FailedPrecondition,
@@ -36,7 +36,7 @@ REASONS: Mapping[type[QuireError], str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class StreamTerms:
     """Of one frontend."""
 
     retention_s: float  # the longest that a request may ask for; 0: none is offered
@@ -97,11 +97,11 @@ def check(request: Request) -> None:
         raise InvalidArgument("resumable cannot go with beam_search, whose results come at its end", field="resumable")
 
 
-def exists(key: Key) -> FailedPrecondition:
+def exists(key: StreamKey) -> FailedPrecondition:
     return FailedPrecondition(f"request_id: {key.request_id!r} is that of a stream which is kept", field="request_id")
 
 
-def not_found(key: Key, *, is_shared: bool) -> NotFound:
+def not_found(key: StreamKey, *, is_shared: bool) -> NotFound:
     where = "" if is_shared else ", or another frontend has it: without Redis each keeps its own"
     text = f"request_id: there is no stream {key.request_id!r}: none was begun, its time is over{where}"
     return NotFound(text, field="request_id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from shared.columns import i32, i32_bytes
 from shared.errors import Internal
@@ -12,7 +12,7 @@ from shared.pb.frontend.v1 import stream_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2
 
 
-def told(delta: Delta) -> pb.Told:
+def told(delta: SampleDelta) -> pb.Told:
     return pb.Told(
         sample=delta.sample,
         token_ids=i32_bytes(delta.token_ids),
@@ -24,15 +24,15 @@ def told(delta: Delta) -> pb.Told:
     )
 
 
-def delta_of(kept: pb.Told) -> Delta:
+def delta_of(kept: pb.Told) -> SampleDelta:
     """Without its text."""
     finish = _finish(kept.ending) if kept.HasField("ending") else None
     token_ids: list[int] = i32(kept.token_ids).tolist()
     prompt_logprobs = _logprobs(kept.prompt_logprobs)
-    return Delta(kept.sample, token_ids, "", _logprobs(kept.logprobs), finish, prompt_logprobs=prompt_logprobs)
+    return SampleDelta(kept.sample, token_ids, "", _logprobs(kept.logprobs), finish, prompt_logprobs=prompt_logprobs)
 
 
-def as_told(delta: Delta, kept: pb.Told) -> Delta:
+def as_told(delta: SampleDelta, kept: pb.Told) -> SampleDelta:
     """A delta that was made again, with the ids that were drawn for its calls then. Internal if its text is another."""
     if len(delta.text) != kept.num_characters:
         raise Internal(

@@ -26,7 +26,7 @@ ESCAPED = re.compile(r"((?<!\\)(?:\\\\)*)\\u(db[89a-f][0-9a-f])\\u(d[c-f][0-9a-f
 SAID = frozenset({"content", "reasoning_content", "reasoning"})
 
 
-class Section(NamedTuple):
+class TextSection(NamedTuple):
     """Of a text: between two control tokens where `plain`, else with those around it."""
 
     text: str
@@ -108,10 +108,10 @@ class ControlTokens:
             spans = [(0, len(text))]
         return _replaced(text, spans, hidden)
 
-    def sections(self, text: str, hidden: Hidden) -> list[Section]:
+    def sections(self, text: str, hidden: Hidden) -> list[TextSection]:
         """Of what the template wrote, all that was hidden in its place."""
         if not hidden.texts:
-            return [Section(text, plain=False)]
+            return [TextSection(text, plain=False)]
         return list(_merge(self._cut(text), hidden))
 
     def _cut(self, text: str) -> Iterator[tuple[str, bool]]:
@@ -178,7 +178,7 @@ def _is_mark(text: str, template: str, marks: set[str]) -> bool:
     return text in marks or (not text.isspace() and not text.isalnum() and text in template)
 
 
-def _merge(parts: Iterable[tuple[str, bool]], hidden: Hidden) -> Iterator[Section]:
+def _merge(parts: Iterable[tuple[str, bool]], hidden: Hidden) -> Iterator[TextSection]:
     """Neighbours with nothing hidden in one."""
     own: list[str] = []
     for text, is_mark in parts:
@@ -186,11 +186,11 @@ def _merge(parts: Iterable[tuple[str, bool]], hidden: Hidden) -> Iterator[Sectio
             own.append(text)
             continue
         if any(own):
-            yield Section("".join(own), plain=False)
+            yield TextSection("".join(own), plain=False)
         own = []
-        yield Section(hidden.show(text), plain=True)
+        yield TextSection(hidden.show(text), plain=True)
     if any(own):
-        yield Section("".join(own), plain=False)
+        yield TextSection("".join(own), plain=False)
 
 
 def _replaced(text: str, spans: Sequence[tuple[int, int]], hidden: Hidden) -> str:

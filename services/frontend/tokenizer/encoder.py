@@ -17,7 +17,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.tokenizer.control_tokens import Section
+from services.frontend.tokenizer.control_tokens import TextSection
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
 from shared.errors import InvalidArgument
@@ -115,9 +115,9 @@ class Encoder:
             text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
             raise InvalidArgument(text, field="control_tokens")
         before, between, behind, of_second = frame
-        ids = await self._section(Section(first, plain), False, enough)
+        ids = await self._section(TextSection(first, plain), False, enough)
         others = await self._section(
-            Section(second, plain), False, None if enough is None else max(0, enough - len(ids))
+            TextSection(second, plain), False, None if enough is None else max(0, enough - len(ids))
         )
         begin = len(before) + len(ids) + len(between)
         return Tokenized([*before, *ids, *between, *others, *behind], 0 if of_second is None else begin - of_second)
@@ -136,7 +136,7 @@ class Encoder:
         return framed[:first], framed[first + size : second], framed[second + size :], of_second
 
     async def encode_sections(
-        self, sections: Sequence[Section], *, add_special_tokens: bool, enough: int | None = None
+        self, sections: Sequence[TextSection], *, add_special_tokens: bool, enough: int | None = None
     ) -> list[int]:
         """Of one text, each with the tokenizer that it needs."""
         ids: list[int] = []
@@ -151,7 +151,7 @@ class Encoder:
                 break
         return self._framed(ids) if add_special_tokens else ids
 
-    async def _section(self, section: Section, follows: bool, enough: int | None) -> list[int]:
+    async def _section(self, section: TextSection, follows: bool, enough: int | None) -> list[int]:
         reader = self._plain if section.plain else self.own
         opened = bool(reader.opener) and follows
         text = reader.opener + section.text if opened else section.text

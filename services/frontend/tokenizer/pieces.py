@@ -38,7 +38,7 @@ def token_bytes(token: str) -> bytes:
         return token.encode()
 
 
-class Pieces(dict[int, "str | bytes"]):
+class TokenPieces(dict[int, "str | bytes"]):
     """Token id to its text, or to bytes where these are not whole characters. Unknown ids have no text."""
 
     def __init__(self, id_to_token: Callable[[int], str | None], silent: frozenset[int]) -> None:

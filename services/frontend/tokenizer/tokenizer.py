@@ -14,13 +14,13 @@ from tokenizers import Tokenizer as HfTokenizer
 from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
-from services.frontend.tokenizer.control_tokens import Section
+from services.frontend.tokenizer.control_tokens import TextSection
 from services.frontend.tokenizer.conversations.conversations import Conversations
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
 from services.frontend.tokenizer.encoder import Encoder, Tokenized
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
-from services.frontend.tokenizer.pieces import Pieces, is_byte_level
+from services.frontend.tokenizer.pieces import TokenPieces, is_byte_level
 from shared.errors import InvalidArgument
 from shared.structured_output.literals import Specials
 
@@ -67,8 +67,8 @@ class Tokenizer:
         self._special = {token.content: i for i, token in self._hf.get_added_tokens_decoder().items() if token.special}
         self.thinking_marks = self._find_marks()
         self._skipped: dict[frozenset[str], frozenset[int]] = {}  # by the special tokens that are shown
-        self._plain_pieces: dict[frozenset[str], Pieces] = {}  # likewise
-        self._pieces = Pieces(self._hf.id_to_token, frozenset())
+        self._plain_pieces: dict[frozenset[str], TokenPieces] = {}  # likewise
+        self._pieces = TokenPieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
         self._decoding = SmallestFirst(1)
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
@@ -131,7 +131,7 @@ class Tokenizer:
         """A prompt that no template made."""
         if self._allowed != NOWHERE:
             return await self.encode(text, add_special_tokens=add_special_tokens, enough=enough)
-        plain = [Section(text, plain=True)]
+        plain = [TextSection(text, plain=True)]
         return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, enough=enough)
 
     async def encode_pair(self, first: str, second: str, enough: int | None = None) -> Tokenized:
@@ -169,7 +169,7 @@ class Tokenizer:
         return await self._encoder.in_thread(decode, list(ids), len(ids))
 
     @staticmethod
-    async def _decode_in_portions(ids: Sequence[int], pieces: Pieces) -> str:
+    async def _decode_in_portions(ids: Sequence[int], pieces: TokenPieces) -> str:
         decoded = bytearray()
         for start in range(0, len(ids), IDS_IN_A_TURN):
             portion = map(pieces.__getitem__, ids[start : start + IDS_IN_A_TURN])
@@ -182,12 +182,12 @@ class Tokenizer:
             self._skipped[shown] = frozenset(i for text, i in self._special.items() if text not in shown)
         return self._skipped[shown]
 
-    def pieces(self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> Pieces:
+    def pieces(self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> TokenPieces:
         """Texts of single tokens; exact for byte-level vocabularies only."""
         if not skip_special_tokens:
             return self._pieces
         if shown not in self._plain_pieces:
-            self._plain_pieces[shown] = Pieces(self._hf.id_to_token, self._skipped_but(shown))
+            self._plain_pieces[shown] = TokenPieces(self._hf.id_to_token, self._skipped_but(shown))
         return self._plain_pieces[shown]
 
     def token_bytes(self, token_id: int) -> bytes:

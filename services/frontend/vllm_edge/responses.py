@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge.answers.format import FINISH_REASONS
 from shared.pb.common.v1 import finish_pb2
@@ -13,7 +13,7 @@ from shared.pb.dialects import vllm_engine_pb2 as pb
 ABORTED = Finish(finish_pb2.FINISH_REASON_CANCELLED)
 
 
-def pieces(delta: Delta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
+def pieces(delta: SampleDelta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
     """In a stream a chunk, and behind the last one the sample's end, which repeats it."""
     usage = generation.sample_usage(delta.sample)
     output, prompt = _output_logprobs(delta, generation), _input_logprobs(delta, generation)
@@ -49,10 +49,10 @@ def pieces(delta: Delta, generation: Generation, *, streams: bool) -> Iterator[p
 
 def aborted(sample: int, generation: Generation) -> Iterator[pb.GenerateResponse]:
     """The end of one that had none of its own."""
-    return pieces(Delta(sample, [], "", [], ABORTED), generation, streams=False)
+    return pieces(SampleDelta(sample, [], "", [], ABORTED), generation, streams=False)
 
 
-def _output_logprobs(delta: Delta, generation: Generation) -> pb.OutputLogProbs | None:
+def _output_logprobs(delta: SampleDelta, generation: Generation) -> pb.OutputLogProbs | None:
     if not delta.logprobs:
         return None
     told = pb.OutputLogProbs(
@@ -64,7 +64,7 @@ def _output_logprobs(delta: Delta, generation: Generation) -> pb.OutputLogProbs 
     return told
 
 
-def _input_logprobs(delta: Delta, generation: Generation) -> pb.InputLogProbs | None:
+def _input_logprobs(delta: SampleDelta, generation: Generation) -> pb.InputLogProbs | None:
     if not delta.prompt_logprobs:
         return None
     first = generation.prepared[delta.sample // generation.request.sampling.n].token_ids[0]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from services.frontend.access.access import Caller
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.generation.generation import Aborted, Generation
@@ -63,7 +63,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         *,
         is_serving: Callable[[], bool],
         load: Callable[[], Mapping[str, float]],
-        admission: Admission,
+        admission: CallAdmission,
         metrics: FrontendMetrics,
         calls: Calls,
     ) -> None:

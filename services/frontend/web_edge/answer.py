@@ -7,16 +7,16 @@ from grpc import StatusCode
 from starlette.types import Send
 
 from services.frontend.web_edge import codec
-from services.frontend.web_edge.endings import Ending
-from services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, Kind, as_sent, frame
+from services.frontend.web_edge.endings import WebEnding
+from services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, CallKind, as_sent, frame
 
 JSON = "application/json"
 
 
-class Answer:
+class WebAnswer:
     """To one call. A unary call of Connect waits with its headers for its end."""
 
-    def __init__(self, kind: Kind, send: Send) -> None:
+    def __init__(self, kind: CallKind, send: Send) -> None:
         self._kind = kind
         self._send = send
         self._is_open = False
@@ -30,7 +30,7 @@ class Answer:
         await self._open(200, self._kind.content_type)
         await self._body(as_sent(frame(0, data), self._kind), more=True)
 
-    async def end(self, ending: Ending, trailers: dict[str, str]) -> None:
+    async def end(self, ending: WebEnding, trailers: dict[str, str]) -> None:
         if not self._kind.is_framed:
             await self._end_unary(ending, trailers)
             return
@@ -41,7 +41,7 @@ class Answer:
             last = frame(CONNECT_END, ending.as_last_message(trailers))
         await self._body(as_sent(last, self._kind))
 
-    async def _end_unary(self, ending: Ending, trailers: dict[str, str]) -> None:
+    async def _end_unary(self, ending: WebEnding, trailers: dict[str, str]) -> None:
         if ending.code is StatusCode.OK:
             more = {f"trailer-{name}": value for name, value in trailers.items()}
             await self._open(200, self._kind.content_type, more)

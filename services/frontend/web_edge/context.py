@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from services.frontend.web_edge.endings import DETAILS, Ending
+from services.frontend.web_edge.endings import DETAILS, WebEnding
 from shared.errors import InvalidArgument
 
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -20,7 +20,7 @@ GRPC_TIMEOUT, CONNECT_TIMEOUT = "grpc-timeout", "connect-timeout-ms"
 class Ended(Exception):
     """The method has ended the call."""
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, ending: WebEnding) -> None:
         super().__init__(ending.message)
         self.ending = ending
 
@@ -50,10 +50,10 @@ class WebContext:
 
     async def abort_with_status(self, status: Any) -> None:
         details = dict(status.trailing_metadata or ()).get(DETAILS, b"")
-        raise Ended(Ending(status.code, status.details, details))
+        raise Ended(WebEnding(status.code, status.details, details))
 
     async def abort(self, code: grpc.StatusCode, message: str = "") -> None:
-        raise Ended(Ending(code, message))
+        raise Ended(WebEnding(code, message))
 
 
 def _timeout_s(metadata: dict[str, str]) -> float | None:

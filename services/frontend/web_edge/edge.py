@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import Headers
-from services.frontend.web_edge.answer import Answer
+from services.frontend.web_edge.answer import WebAnswer
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.context import Ended, WebContext
 from services.frontend.web_edge.endings import OK, ending_of
-from services.frontend.web_edge.framing import KINDS, Kind, Protocol, only_message
+from services.frontend.web_edge.framing import KINDS, CallKind, Protocol, only_message
 from shared.errors import InvalidArgument, QuireError, ResourceExhausted, Unimplemented
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -50,7 +50,7 @@ class WebEdge:
         codec: Codec,
         *,
         access: Access,
-        admission: Admission,
+        admission: CallAdmission,
         refused: Refusals,
         max_bytes: int,
     ) -> None:
@@ -86,10 +86,10 @@ class WebEdge:
             await self._app(scope, receive, send)  # where it hears that it needs a key
 
     async def _answer(
-        self, method: _Method, kind: Kind, metadata: dict[str, str], receive: Receive, send: Send
+        self, method: _Method, kind: CallKind, metadata: dict[str, str], receive: Receive, send: Send
     ) -> None:
         """Errors before the method has begun are counted and logged here, all others there."""
-        answer = Answer(kind, send)
+        answer = WebAnswer(kind, send)
         try:
             self._check(method, metadata)
             body = await self._body(metadata, receive)
@@ -149,6 +149,6 @@ def _metadata(headers: Headers) -> dict[str, str]:
     return found
 
 
-def _fits(kind: Kind, method: _Method) -> bool:
+def _fits(kind: CallKind, method: _Method) -> bool:
     """gRPC-Web frames all answers alike."""
     return kind.is_grpc_web or (kind.protocol is Protocol.CONNECT_STREAM) == method.streams

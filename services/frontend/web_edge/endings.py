@@ -35,7 +35,7 @@ CODES: dict[StatusCode, tuple[str, int]] = {
 }
 
 
-class Ending(NamedTuple):
+class WebEnding(NamedTuple):
     """`details`: a serialized google.rpc.Status, or nothing."""
 
     code: StatusCode
@@ -76,9 +76,9 @@ class Ending(NamedTuple):
         return "".join(f"{name}: {value}\r\n" for name, value in (lines | metadata).items()).encode("latin-1")
 
 
-OK = Ending(StatusCode.OK)
+OK = WebEnding(StatusCode.OK)
 
 
-def ending_of(error: QuireError) -> Ending:
+def ending_of(error: QuireError) -> WebEnding:
     status = status_of(error)
-    return Ending(transport(error).grpc_code, status.message, status.SerializeToString())
+    return WebEnding(transport(error).grpc_code, status.message, status.SerializeToString())

@@ -23,7 +23,7 @@ class Protocol(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """Of a call, by its content type, which is the answer's as well."""
 
     content_type: str
@@ -40,15 +40,15 @@ class Kind:
         return self.protocol is Protocol.GRPC_WEB
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, CallKind]:
     found = []
     for name, is_json in (("proto", False), ("json", True)):
-        found.append(Kind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
-        found.append(Kind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
-        found.append(Kind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
+        found.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
+        found.append(CallKind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
+        found.append(CallKind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
     for suffix in ("", "+proto"):
-        found.append(Kind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
-    found.append(Kind("application/grpc-web", Protocol.GRPC_WEB))
+        found.append(CallKind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
+    found.append(CallKind("application/grpc-web", Protocol.GRPC_WEB))
     return {kind.content_type: kind for kind in found}
 
 
@@ -59,7 +59,7 @@ def frame(flags: int, data: bytes) -> bytes:
     return flags.to_bytes(1) + len(data).to_bytes(PREFIX_BYTES - 1) + data
 
 
-def only_message(body: bytes, kind: Kind) -> bytes:
+def only_message(body: bytes, kind: CallKind) -> bytes:
     """Of a body: calls have one message. InvalidArgument, Unimplemented."""
     if kind.is_text:
         body = _from_base64(body)
@@ -80,5 +80,5 @@ def _from_base64(body: bytes) -> bytes:
         raise InvalidArgument("the body is not base64", field="message") from None
 
 
-def as_sent(data: bytes, kind: Kind) -> bytes:
+def as_sent(data: bytes, kind: CallKind) -> bytes:
     return base64.b64encode(data) if kind.is_text else data

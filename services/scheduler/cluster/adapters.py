@@ -29,7 +29,7 @@ MOST_OFFERED = 256  # as many as a worker may have at its start
 MOST_GONE = 1024
 
 
-class Worker(Protocol):
+class AdapterWorker(Protocol):
     """What is looked at of one that is there."""
 
     hello: worker_pb2.WorkerHello
@@ -55,10 +55,10 @@ class Adapters:
 
     def __init__(
         self,
-        replicas: Mapping[str, Worker],
+        replicas: Mapping[str, AdapterWorker],
         *,
         num_users: Callable[[AdapterId], int],
-        used_by: Callable[[Worker], Collection[object]],
+        used_by: Callable[[AdapterWorker], Collection[object]],
         moved_in: Callable[[], None],
     ) -> None:
         """`replicas`: by id, kept up to date by the owner; `num_users`: sequences that name an adapter; `used_by`: the
@@ -69,7 +69,7 @@ class Adapters:
         self._loading = asyncio.Lock()
         # While an operator's order is under way, what has come of those that nobody waits for any more: it may be just
         # what that one is about to offer.
-        self._late: list[tuple[Worker, Outcome]] | None = None
+        self._late: list[tuple[AdapterWorker, Outcome]] | None = None
         self._fetched: set[AdapterId] = set()  # in this round
 
     @property
@@ -83,7 +83,7 @@ class Adapters:
 
     # Workers.
 
-    def attached(self, replica: Worker) -> None:
+    def attached(self, replica: AdapterWorker) -> None:
         """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
         what it lacks."""
         hello, offered = replica.hello, self.offered
@@ -133,12 +133,12 @@ class Adapters:
         for replica in self._replicas.values():
             replica.adapters.closed.clear()
 
-    def _lacks(self, replica: Worker, adapter: AdapterId) -> bool:
+    def _lacks(self, replica: AdapterWorker, adapter: AdapterId) -> bool:
         """And could have it."""
         own = replica.adapters
         return own.loads and adapter not in own.held and adapter not in own.refused and not own.is_loading(adapter.name)
 
-    def _make_room(self, replica: Worker) -> bool:
+    def _make_room(self, replica: AdapterWorker) -> bool:
         """Of what nobody uses there, what was used longest ago goes."""
         if not replica.adapters.is_full:
             return True
@@ -148,7 +148,7 @@ class Adapters:
             replica.adapters.unload(unused)
         return unused is not None
 
-    def _order(self, replica: Worker, known: Known) -> None:
+    def _order(self, replica: AdapterWorker, known: Known) -> None:
         def done(outcome: Outcome) -> None:
             self._came_late(replica, outcome)  # it may have been unloaded meanwhile
             if outcome == known.id:
@@ -227,7 +227,7 @@ class Adapters:
             )
         return response
 
-    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[Worker]:
+    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[AdapterWorker]:
         """Those that are to load it. Raises QuireError if it cannot be loaded."""
         name, path = request.name, request.path
         if not name or not name.isprintable() or len(name) > LONGEST_NAME:
@@ -249,10 +249,12 @@ class Adapters:
             raise _not_offered()
         return replicas
 
-    async def _ordered(self, request: pb.LoadAdapterRequest, replicas: list[Worker]) -> dict[Worker, Outcome]:
+    async def _ordered(
+        self, request: pb.LoadAdapterRequest, replicas: list[AdapterWorker]
+    ) -> dict[AdapterWorker, Outcome]:
         """What has come of it, worker by worker. Leaves nothing behind if it is cancelled."""
         loop = asyncio.get_running_loop()
-        waiting: dict[Worker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
+        waiting: dict[AdapterWorker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
             if not self._make_room(replica):
                 text = f"all {replica.adapters.room} places are taken by adapters in use"
@@ -271,7 +273,7 @@ class Adapters:
             raise
         return {replica: future.result() for replica, future in waiting.items()}
 
-    def _teller(self, replica: Worker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+    def _teller(self, replica: AdapterWorker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
             if not future.done():
                 future.set_result(outcome)
@@ -280,14 +282,14 @@ class Adapters:
 
         return done
 
-    def _came_late(self, replica: Worker, outcome: Outcome) -> None:
+    def _came_late(self, replica: AdapterWorker, outcome: Outcome) -> None:
         """Of an order that nobody waits for: the worker forgets it, unless somebody wants it now."""
         if self._late is None:
             self._undo({replica: outcome})
         else:
             self._late.append((replica, outcome))
 
-    def _agreed(self, outcomes: dict[Worker, Outcome]) -> AdapterId:
+    def _agreed(self, outcomes: dict[AdapterWorker, Outcome]) -> AdapterId:
         """What all have that are still there. Raises what is in the way, and undoes what was done."""
         there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
         found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
@@ -304,7 +306,7 @@ class Adapters:
             raise FailedPrecondition(text, field="lora_path")
         raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
 
-    def _undo(self, outcomes: Mapping[Worker, Outcome]) -> None:
+    def _undo(self, outcomes: Mapping[AdapterWorker, Outcome]) -> None:
         for replica, outcome in outcomes.items():
             if not isinstance(outcome, AdapterId) or outcome in self._known:
                 continue

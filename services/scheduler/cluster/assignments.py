@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from services.scheduler.cluster.adapters import Adapters
-from services.scheduler.cluster.lobby import Lobby
 from services.scheduler.cluster.placement import Placement
-from services.scheduler.cluster.terms import Terms
+from services.scheduler.cluster.terms import ClusterTerms
+from services.scheduler.cluster.unassigned import UnassignedSequences
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.sequence import Loss, Sequence
@@ -25,7 +25,7 @@ log = logger("assignments")
 
 
 class Assignments:
-    """A sequence is with a worker or in the lobby, until it ends."""
+    """A sequence is with a worker or unassigned, until it ends."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Assignments:
         metrics: SchedulerMetrics,
         *,
         replicas: Mapping[str, Replica],
-        terms: Terms,
+        terms: ClusterTerms,
         adapters: Adapters,
         traces: RequestTraces,
         deliver: Callable[[Events], None],
@@ -43,10 +43,10 @@ class Assignments:
         self._settings, self._clock, self._metrics = settings, clock, metrics
         self._replicas, self._terms, self._adapters = replicas, terms, adapters
         self._traces, self._deliver = traces, deliver
-        self.lobby = Lobby()
-        self.parking = False  # what comes waits in the lobby, so that workers run empty
+        self.unassigned = UnassignedSequences()
+        self.parking = False  # what comes stays unassigned, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
-        self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
+        self._replica_of: dict[int, Replica] = {}  # key -> replica, for those that are assigned
         self._neighbourhood = Neighbourhood(replicas, settings.kv_handover)
         placement = Placement(settings.placement, self._neighbourhood.fetchable)
         threshold = settings.prefill_threshold
@@ -57,14 +57,14 @@ class Assignments:
     def take_in(self, sequence: Sequence, *, parking: bool) -> None:
         """`parking`: it came while what comes was parked."""
         if parking and self.parking and not sequence.has_begun:  # parking may have ended meanwhile
-            self.lobby.add(sequence)
+            self.unassigned.add(sequence)
         else:
             self._place(sequence)
 
     def cancel(self, sequence: Sequence, reason: Reason) -> None:
         replica = self._replica_of.get(sequence.key)
         if replica is None:
-            self._end_in_lobby(sequence, reason)
+            self._end_unassigned(sequence, reason)
         else:
             replica.cancel(sequence.key, reason)
 
@@ -73,15 +73,15 @@ class Assignments:
         replica = self._replica_of.pop(sequence.key, None)
         if replica is not None:
             replica.core.cancel(sequence.key)
-        elif sequence.key in self.lobby:
-            self.lobby.remove(sequence.key)
+        elif sequence.key in self.unassigned:
+            self.unassigned.remove(sequence.key)
 
     def ended(self, key: int) -> None:
         """A worker has told so, or nobody had it."""
         self._replica_of.pop(key, None)
 
     def replica_of(self, key: int) -> Replica | None:
-        """None for a sequence that waits in the lobby."""
+        """None for a sequence that is unassigned."""
         return self._replica_of.get(key)
 
     @property
@@ -91,7 +91,7 @@ class Assignments:
 
     @property
     def idle(self) -> bool:
-        return not self.lobby and not self._replica_of
+        return not self.unassigned and not self._replica_of
 
     # Workers.
 
@@ -120,29 +120,29 @@ class Assignments:
     def came_back(self) -> None:
         """Workers take sequences again, or have other weights."""
         self._neighbourhood.changed()
-        self.empty_lobby()
+        self.place_unassigned()
 
-    # The lobby.
+    # The unassigned.
 
     def park(self, parking: bool) -> None:
         """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
         were_parked = self.parking and not parking
         self.parking = parking
         if were_parked:
-            self.empty_lobby()
+            self.place_unassigned()
 
-    def empty_lobby(self) -> None:
+    def place_unassigned(self) -> None:
         """Looks again for workers, unless what comes is parked. Who finds none is back at once."""
         if self.parking:
             return
-        for sequence in self.lobby:
-            self.lobby.remove(sequence.key)
+        for sequence in self.unassigned:
+            self.unassigned.remove(sequence.key)
             self._place_again(sequence)
 
     def expire(self) -> None:
         """Deadlines of those who wait."""
-        for sequence in self.lobby.expired(self._clock()):
-            self._end_in_lobby(sequence, Reason.DEADLINE)
+        for sequence in self.unassigned.expired(self._clock()):
+            self._end_unassigned(sequence, Reason.DEADLINE)
 
     def tick(self) -> None:
         """A few times a second: fetches that nobody answers, adapters that are waited for."""
@@ -150,21 +150,21 @@ class Assignments:
         self._adapters.settle()
         if not self.parking:
             self._adapters.begin_round()
-            for sequence in self.lobby:
+            for sequence in self.unassigned:
                 if isinstance(sequence.adapter, AdapterId):
                     self._look_again(sequence, sequence.adapter)
 
     def _look_again(self, sequence: Sequence, adapter: AdapterId) -> None:
         """For a worker that has its adapter, or could."""
-        self.lobby.remove(sequence.key)
+        self.unassigned.remove(sequence.key)
         if self._adapters.can_come(adapter):
             self._place_again(sequence)
             return
         failure = Failure("NOT_FOUND", f"The model `{adapter.name}` does not exist any more.")
         self._deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
 
-    def _end_in_lobby(self, sequence: Sequence, reason: Reason) -> None:
-        self.lobby.remove(sequence.key)
+    def _end_unassigned(self, sequence: Sequence, reason: Reason) -> None:
+        self.unassigned.remove(sequence.key)
         failure = None
         if reason is Reason.DEADLINE:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
@@ -190,7 +190,7 @@ class Assignments:
         if replica is None:
             replica = next((r for r in able if not r.leaving), None)  # it words the refusal
         if replica is None:
-            self.lobby.add(sequence)
+            self.unassigned.add(sequence)
             if isinstance(sequence.adapter, AdapterId) and not able:
                 self._adapters.fetch(sequence.adapter)
             return

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.cluster.adapters import Adapters, Worker
+from services.scheduler.cluster.adapters import Adapters, AdapterWorker
 from services.scheduler.cluster.assignments import Assignments
 from services.scheduler.cluster.holds import Hold, Holds
 from services.scheduler.cluster.live_sequences import LiveSequences
-from services.scheduler.cluster.terms import Terms
+from services.scheduler.cluster.terms import ClusterTerms
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, Finished
 from services.scheduler.core.sequence import Loss, Sequence
-from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.batches import OwnerBatches
 from services.scheduler.frontends.submission_checks import check_ids, refusal
 from services.scheduler.frontends.submissions import SequenceFactory, adapter_of
-from services.scheduler.operations.wanted import Wanted
+from services.scheduler.operations.wanted import WantedWeights
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
 from shared.columns import ColumnError
@@ -34,17 +34,17 @@ OTHER_WEIGHTS = Failure("INTERNAL", "no worker has the weights any more that hav
 Send = Callable[[pb.SessionResponse], None]
 
 
-class Cluster:
+class WorkerCluster:
     """One event loop's state; nothing in it waits."""
 
     def __init__(
         self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics, traces: NoTraces | None = None
     ) -> None:
-        self.terms = Terms()
+        self.terms = ClusterTerms()
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
         self.draining = False
-        self.wanted = Wanted()
+        self.wanted = WantedWeights()
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
@@ -166,7 +166,7 @@ class Cluster:
         replica.hold(bool(self._holds))
         self.assignments.attached(replica)
         self.adapters.attached(replica)
-        self.assignments.empty_lobby()
+        self.assignments.place_unassigned()
 
     def _forgive(self, replica: Replica) -> None:
         """The same process again, of which only the connection was lost: no sequence is to blame for that. Its last
@@ -179,9 +179,9 @@ class Cluster:
                 sequence.losses = tuple(loss for loss in sequence.losses if loss != cut)
 
     def _adapter_came(self) -> None:
-        self.assignments.empty_lobby()
+        self.assignments.place_unassigned()
 
-    def _adapters_on(self, replica: Worker) -> set[object]:
+    def _adapters_on(self, replica: AdapterWorker) -> set[object]:
         """That sequences there go through."""
         return {s.adapter for s in self._live if self.assignments.replica_of(s.key) is replica}
 
@@ -231,7 +231,7 @@ class Cluster:
         self._holds.set(reason, held)
         self.park(False)
         if not self._holds:
-            self.assignments.empty_lobby()
+            self.assignments.place_unassigned()
 
     def give_back(self, replica: Replica) -> None:
         """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""
@@ -267,7 +267,7 @@ class Cluster:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.assignments.lobby) + sum(r.core.num_waiting for r in self.replicas.values())
+        return len(self.assignments.unassigned) + sum(r.core.num_waiting for r in self.replicas.values())
 
     @property
     def num_running(self) -> int:
@@ -290,7 +290,7 @@ class Cluster:
     def deliver(self, events: Events) -> None:
         """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
         self.traces.happened(events, self._worker_of)
-        batches = Batches(events.weight_version)
+        batches = OwnerBatches(events.weight_version)
         batches.add(events)
         for finished in events.finished:
             sequence = finished.sequence

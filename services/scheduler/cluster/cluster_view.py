@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from shared.metrics.scheduler import ClusterGauges
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2
 
 
-def view_of(cluster: Cluster, scheduling_policy: str) -> pb.ClusterView:
+def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
     """What frontends are told."""
     taking = [r for r in cluster.replicas.values() if r.takes_sequences]
-    waiting_tokens = sum(sequence.num_tokens for sequence in cluster.assignments.lobby)
+    waiting_tokens = sum(sequence.num_tokens for sequence in cluster.assignments.unassigned)
     blocks = [r.core.kv.use for r in taking]
     num_blocks = sum(use.total for use in blocks)
     adapters = cluster.adapters.offered if taking else {}
@@ -36,10 +36,10 @@ def view_of(cluster: Cluster, scheduling_policy: str) -> pb.ClusterView:
     )
 
 
-def gauges_of(cluster: Cluster) -> ClusterGauges:
+def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
     layout, replicas = cluster.terms.layout, cluster.replicas.values()
     return ClusterGauges(
-        deferred=len(cluster.assignments.lobby) + sum(r.core.grammars.num_blocked for r in replicas),
+        deferred=len(cluster.assignments.unassigned) + sum(r.core.grammars.num_blocked for r in replicas),
         paused=cluster.is_held,
         unowned_blocks=sum(replica.core.kv.num_unowned() for replica in replicas),
         block_size=layout.block_size if layout is not None else 0,

@@ -31,7 +31,7 @@ MOST_QUERY_VECTORS = 2**32
 RAW_LOGPROBS = "raw_logprobs"  # the default, and that of workers from before there was a choice
 
 
-class Terms:
+class ClusterTerms:
     """Settled once, kept while the scheduler lives, also while no worker is there."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 from services.scheduler.core.beam.beams import Beams
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.deadlines import Deadlines
-from services.scheduler.core.drafts.speculation import Speculation
+from services.scheduler.core.drafts.speculation import DraftLengths
 from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Events, StepPlan, StepResult
 from services.scheduler.core.scheduling.admission import Admitter
 from services.scheduler.core.scheduling.entry import Entry
@@ -37,7 +37,7 @@ from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 class Core:
     """Owns the sequences of one worker and all knowledge of its KV blocks."""
 
-    def __init__(self, limits: Limits, counts: Counts | None = None, observer: Observer | None = None) -> None:
+    def __init__(self, limits: CoreLimits, counts: Counts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
         self.counts = Counts() if counts is None else counts
         self.state = CoreState(limits, self.counts, observer)
@@ -46,7 +46,7 @@ class Core:
         self.transfers, self.fetches = self.state.transfers, self.state.fetches
         self.depth = Depth(limits.max_steps_in_flight, limits.num_micro_batches)
         self._micro_batch = 0  # that the next step is of, if it has something to do
-        self.speculation = Speculation(
+        self.speculation = DraftLengths(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
         self._chunk_limit = ChunkLimit(limits.longest_stream_gap_s, limits.max_num_batched_tokens)

@@ -29,7 +29,7 @@ class _Held:
     ready: bool = False  # whoever comes in from the step on that is being planned finds its vectors
 
 
-class LateQueries:
+class WorkerQueries:
     """Which queries the worker has, and who needs or awaits them."""
 
     def __init__(self, most_vectors: int) -> None:

@@ -12,7 +12,7 @@ from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoreLimits:
     """Sizes in tokens, blocks and sequences, as their names say."""
 
     num_blocks: int  # null block included

@@ -13,7 +13,7 @@ from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.kv_cache.kv_priority import KVPriority
 
 if TYPE_CHECKING:
-    from services.scheduler.core.beam.search import BeamSearch
+    from services.scheduler.core.beam.search import LiveBeams
 
 TOKEN_BYTES = 4
 
@@ -89,7 +89,7 @@ class Sequence:
     is_query: bool = False  # it does the latter, for documents; no frontend knows it (late_queries.py)
     adapter: object = None  # what only some workers have and it needs; not looked at here
     family: Family | None = None  # if it has siblings
-    search: BeamSearch | None = None  # of a root: it runs as beams (beam/beams.py)
+    search: LiveBeams | None = None  # of a root: it runs as beams (beam/beams.py)
     outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
     num_logprobs: int | None = None  # of a root: asked for beside each token's own
     is_beam: bool = False  # of a search; nobody but that knows it

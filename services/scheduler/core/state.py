@@ -18,8 +18,8 @@ from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import ANSWERED, Failure, Reason
 from services.scheduler.core.fetches import Fetches
 from services.scheduler.core.grammars import Grammars
-from services.scheduler.core.late_queries import LateQueries
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.late_queries import WorkerQueries
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
@@ -35,14 +35,14 @@ from shared.kv import block_hash
 class CoreState:
     """The one owner of it."""
 
-    def __init__(self, limits: Limits, counts: Counts, observer: Observer | None) -> None:
+    def __init__(self, limits: CoreLimits, counts: Counts, observer: Observer | None) -> None:
         self.limits = limits
         self.counts = counts
         self.tables = Tables(limits, observer)
         self.kv, self.running = self.tables.kv, self.tables.running
         self.waiting: Policy = limits.policy(limits.policy_options)
         self.grammars = Grammars()
-        self.queries = LateQueries(limits.num_query_vectors)
+        self.queries = WorkerQueries(limits.num_query_vectors)
         self.siblings = Siblings()
         self.searches = Searches()
         self.forecast = Forecast()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import I32, Admission
 from services.scheduler.core.running import Running, Slots
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
@@ -22,7 +22,7 @@ from shared.kv import block_hash
 class Tables:
     """Owns the columns by slot and the block tables."""
 
-    def __init__(self, limits: Limits, observer: Observer | None) -> None:
+    def __init__(self, limits: CoreLimits, observer: Observer | None) -> None:
         self.limits = limits
         self.kv = KVCacheManager(
             limits.num_blocks,

@@ -30,7 +30,7 @@ FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
 Part = TypeVar("Part", PromptPart, Pooled)
 
 
-class Batches:
+class OwnerBatches:
     """Collects what goes to each owner; a batch holds at most one set of columns, so that a step stays a message."""
 
     def __init__(self, weight_version: str = "") -> None:

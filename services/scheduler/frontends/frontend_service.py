@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.cluster_view import view_of
 from services.scheduler.cluster.terms import check_model, check_name
 from services.scheduler.core.ending import Reason
@@ -20,8 +20,8 @@ from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.process import lifecycle
 from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts, Stream
-from shared.rpc.trust import Door
+from shared.rpc.parts import CallStream, InParts
+from shared.rpc.trust import ServiceDoor
 from shared.settings import SchedulerSettings
 from shared.version import VERSION
 
@@ -49,7 +49,7 @@ class Portion:
 class FrontendService:
     """One session for each frontend."""
 
-    def __init__(self, settings: SchedulerSettings, cluster: Cluster, door: Door) -> None:
+    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: ServiceDoor) -> None:
         self._settings = settings
         self._door = door
         self._cluster = cluster
@@ -64,7 +64,7 @@ class FrontendService:
         """This lifetime of the scheduler."""
         return self._epoch
 
-    async def serve(self, stream: Stream, caller: str) -> None:
+    async def serve(self, stream: CallStream, caller: str) -> None:
         """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
         session: FrontendSession = Duplex(InParts(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.operations.administration import Administration
+from services.scheduler.operations.administration import SchedulerAdministration
 from shared.columns import ColumnError
 from shared.errors import FailedPrecondition, QuireError, to_proto, transport
 from shared.logs import logger
@@ -16,7 +16,7 @@ from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.parts import InParts
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 
 log = logger("frontends")
 
@@ -26,7 +26,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Sessions, and operators' questions that frontends pass on."""
 
-    def __init__(self, frontends: FrontendService, administration: Administration, door: Door) -> None:
+    def __init__(self, frontends: FrontendService, administration: SchedulerAdministration, door: ServiceDoor) -> None:
         self._frontends = frontends
         self._administration = administration
         self._door = door

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.beam.search import BeamRules, BeamSearch
+from services.scheduler.core.beam.search import BeamRules, LiveBeams
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family, LateQuery, Sequence
 from services.scheduler.kv_cache.kv_priority import KVPriority
@@ -119,7 +119,7 @@ def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
     )
     root.num_logprobs = submission.num_logprobs if submission.HasField("num_logprobs") else None
     root.payload = Payload(submission.params, num_logprobs=rules.num_candidates)
-    root.search, root.outputs, root.family = BeamSearch(rules), outputs, None
+    root.search, root.outputs, root.family = LiveBeams(rules), outputs, None
     return root
 
 

@@ -9,7 +9,7 @@ TRIED_AGAIN_AFTER = 64  # chances that were let pass: links and loads change, an
 MOST_PASSED = 1024  # chances, after many failures in a row
 
 
-class Link:
+class WorkerLink:
     """From one worker to another: whether KV comes at all, and how fast, learned from the fetches that were ordered."""
 
     def __init__(self) -> None:

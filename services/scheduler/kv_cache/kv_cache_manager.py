@@ -18,7 +18,7 @@ import numpy.typing as npt
 from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
 from services.scheduler.kv_cache.groups import Counts, Groups
 from services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
-from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
+from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, BlockPart, PartIndex
 from shared.kv.block_hash import page_name
 from shared.kv.kv_retention import KeepsState
 
@@ -82,7 +82,7 @@ class KVCacheManager:
         slid = self._num_slid
         return not slid or all(int(slid[window][slot]) <= window.first_kept(num_computed) for window in slid)
 
-    def match_part(self, content: bytes) -> Part | None:
+    def match_part(self, content: bytes) -> BlockPart | None:
         """The block that begins with the most of `content`, which is not cached as a whole. Changes nothing."""
         return None if self.parts is None else self.parts.find(content)
 

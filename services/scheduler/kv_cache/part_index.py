@@ -17,7 +17,7 @@ PARENT_BYTES = 32
 TOKEN_BYTES = 4
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """The beginning of a block."""
 
     block: int
@@ -50,7 +50,7 @@ class PartIndex:
                 self._enter(block, content)
             self._noted.clear()
 
-    def find(self, content: bytes) -> Part | None:
+    def find(self, content: bytes) -> BlockPart | None:
         """The block with the longest known beginning of `content`, at least a grain."""
         found = None
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
@@ -65,7 +65,7 @@ class PartIndex:
         if num_common < self._first:
             return None
         is_all = num_common == len(held) and found not in self._noted
-        return Part(found, (num_common - PARENT_BYTES) // TOKEN_BYTES, is_all)
+        return BlockPart(found, (num_common - PARENT_BYTES) // TOKEN_BYTES, is_all)
 
     def forget(self, block: int) -> None:
         """It will hold something else."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.sleeping import Sleeping
 from services.scheduler.operations.weight_updates import WeightUpdates
 from services.scheduler.operations.weights_groups import WeightsGroups
-from services.scheduler.status import Status
+from services.scheduler.status import SchedulerStatus
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
@@ -20,13 +20,13 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 log = logger("administration")
 
 
-class Administration:
+class SchedulerAdministration:
     """Status, the cache reset, the pause of generation, weights, sleep, and adapters."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        status: Status,
+        cluster: WorkerCluster,
+        status: SchedulerStatus,
         changing: asyncio.Lock,
         metrics: SchedulerMetrics,
         on_change: Callable[[], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.operations import quiet
 from services.scheduler.operations.wanted import ALL, WEIGHTS
 from services.scheduler.replicas.orders import SWAP_TIMEOUT_S
@@ -24,7 +24,7 @@ UNDER_WAY = "weights or memory of workers are being changed by another call, or 
 class KeepingUp:
     """Beside each worker's session."""
 
-    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+    def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
         """`changing`: is held by whoever changes what is on devices."""
         self._cluster, self._changing = cluster, changing
 

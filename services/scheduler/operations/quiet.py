@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition
@@ -15,7 +15,7 @@ from shared.pb.worker.v1 import worker_pb2
 QUIET_POLL_S = 0.005
 
 
-async def hold(cluster: Cluster, reason: Hold, mode: pb.PauseMode) -> int:
+async def hold(cluster: WorkerCluster, reason: Hold, mode: pb.PauseMode) -> int:
     """Returns once no step and no transfer is under way, and how many sequences have ended for it. What has not been
     held when it raises is not held."""
     if mode == pb.PAUSE_MODE_WAIT:
@@ -32,7 +32,7 @@ async def until_quiet(replicas: Iterable[Replica]) -> None:
         await asyncio.sleep(QUIET_POLL_S)
 
 
-async def _run_empty(cluster: Cluster) -> None:
+async def _run_empty(cluster: WorkerCluster) -> None:
     """Until nobody is left who has begun, or somebody else has paused generation; what came waits. Raises
     FailedPrecondition if generation is resumed first. Leaves nothing behind if it is cancelled."""
     if cluster.is_held:
@@ -55,7 +55,7 @@ def forget(replica: Replica) -> int:
     return count
 
 
-async def reset(cluster: Cluster, replica: Replica) -> int:
+async def reset(cluster: WorkerCluster, replica: Replica) -> int:
     """Between two steps: nothing is ordered until those under way have returned, and transfers as well. Of a worker
     that is lost meanwhile they never do, and its prefixes are lost with it."""
     replica.pause()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
@@ -31,7 +31,7 @@ LEVELS = (1, 2)
 class Sleeping:
     """One change at a time."""
 
-    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+    def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
         """`changing`: is held by whoever changes what is on devices."""
         self._cluster, self._changing = cluster, changing
         self._tasks = Tasks()

@@ -19,7 +19,7 @@ LONGEST_NAME = 4096
 ALL = frozenset({WEIGHTS, KV_CACHE})
 
 
-class Wanted:
+class WantedWeights:
     """Of several weights, those of the greatest update are wanted: an update that one worker has was decided on."""
 
     def __init__(self) -> None:

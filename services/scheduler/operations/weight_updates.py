@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
@@ -37,7 +37,7 @@ LONGEST_PATH = 4096
 class WeightUpdates:
     """One at a time, workers that catch up included."""
 
-    def __init__(self, cluster: Cluster, changing: asyncio.Lock, count: Callable[[str], None]) -> None:
+    def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock, count: Callable[[str], None]) -> None:
         """`changing`: is held by whoever changes what is on devices; `count`: is told how each ends, one of
         UPDATE_OUTCOMES."""
         self._cluster, self._changing, self._count = cluster, changing, count
@@ -88,7 +88,9 @@ class WeightUpdates:
 class StagedUpdate:
     """One update of all workers."""
 
-    def __init__(self, cluster: Cluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks) -> None:
+    def __init__(
+        self, cluster: WorkerCluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks
+    ) -> None:
         self._cluster, self._identity, self._mode, self._tasks = cluster, identity, mode, tasks
         self._staged: list[Replica] = []
         self._is_held = False

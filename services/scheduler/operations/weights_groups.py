@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
@@ -31,7 +31,7 @@ DEFAULT_TIMEOUT_MS = 120_000
 class WeightsGroups:
     """Who is in which is known by the workers alone: what was there before this scheduler is there still."""
 
-    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+    def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
         """`changing`: is held by whoever changes what is on devices."""
         self._cluster, self._changing = cluster, changing
 

@@ -12,7 +12,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.handover.costs import Link
+from services.scheduler.handover.costs import WorkerLink
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.adapters import ReplicaAdapters
 from services.scheduler.replicas.codec import (
@@ -73,7 +73,7 @@ class Replica:
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
-        self.links: defaultdict[str, Link] = defaultdict(Link)  # from other workers, by id
+        self.links: defaultdict[str, WorkerLink] = defaultdict(WorkerLink)  # from other workers, by id
         self.send = send
         self._deliver = deliver
         self._clock = clock

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.terms import check_sizes
 from services.scheduler.core.core import Core
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.core.transfers.limits import TierLimits
@@ -40,7 +40,7 @@ from shared.process import lifecycle
 from shared.process.supervision import Tasks
 from shared.rpc.duplex import Duplex
 from shared.rpc.parts import InParts
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 from shared.settings import SchedulerSettings
 from shared.version import VERSION
 
@@ -57,9 +57,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(
         self,
         settings: SchedulerSettings,
-        cluster: Cluster,
+        cluster: WorkerCluster,
         metrics: SchedulerMetrics,
-        door: Door,
+        door: ServiceDoor,
         *,
         on_change: Callable[[], None],
         on_garbage: Callable[[], None],
@@ -235,12 +235,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             changes=changes,
         )
 
-    def _limits(self, hello: pb.WorkerHello) -> Limits:
+    def _limits(self, hello: pb.WorkerHello) -> CoreLimits:
         settings = self._settings
         usable = hello.num_blocks - 1
         specs = kv_wire.from_proto(hello.kv_groups, f"worker {hello.worker_id}")
         groups = Groups(specs, hello.layout.block_size, hello.max_num_batched_tokens)
-        return Limits(
+        return CoreLimits(
             num_blocks=hello.num_blocks,
             block_size=hello.layout.block_size,
             kv_specs=specs,

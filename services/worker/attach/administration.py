@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from services.worker.attach.status import Status
+from services.worker.attach.status import WorkerStatus
 from shared.errors import FailedPrecondition
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 
-class Administration:
+class WorkerAdministration:
     """Its status; which prefixes are cached is the scheduler's to say."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: WorkerStatus) -> None:
         self._status = status
 
     def status(self) -> pb.GetStatusResponse:

@@ -17,7 +17,7 @@ from shared.process import lifecycle
 from shared.process.lifecycle import Shutdown
 from shared.process.supervision import Tasks
 from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts, Stream
+from shared.rpc.parts import CallStream, InParts
 
 log = logger("worker.attachment")
 
@@ -67,7 +67,12 @@ class Attachment:
     """Receives the engine's results for as long as it lasts."""
 
     def __init__(
-        self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float, fetch_weights: FetchWeights
+        self,
+        stream: CallStream,
+        engine: Executor,
+        shutdown: Shutdown,
+        drain_timeout_s: float,
+        fetch_weights: FetchWeights,
     ) -> None:
         """`fetch_weights`: gets what comes as a stream, and says in the order where it is then. Raises QuireError."""
         self._fetch_weights = fetch_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from shared.kv import block_hash
 from shared.models import model_identity
 from shared.pb.common.v1 import model_pb2
@@ -14,7 +14,7 @@ from shared.settings import WorkerSettings
 from shared.version import VERSION
 
 
-def of_limits(settings: WorkerSettings, name: str, address: str, limits: Limits) -> pb.WorkerHello:
+def of_limits(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:
     """Without its device and what that can do."""
     return pb.WorkerHello(
         worker_id=name,

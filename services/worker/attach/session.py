@@ -41,7 +41,7 @@ class SessionObserver(Protocol):
         """`broken`: because something was wrong, not because the scheduler went away."""
 
 
-class Session:
+class Attachments:
     """One attachment after the other; each has an epoch of its own."""
 
     def __init__(

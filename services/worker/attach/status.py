@@ -6,7 +6,7 @@ import os
 import time
 
 from services.worker.engine.engine import Engine
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.loading.progress import Progress
 from services.worker.runner.expert_load import LoadByLayer
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -17,7 +17,7 @@ from shared.version import VERSION
 STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
 
 
-class Status:
+class WorkerStatus:
     """Read by many; the session says when it is attached, and in which epoch."""
 
     def __init__(self, name: str, address: str, shutdown: Shutdown, progress: Progress) -> None:
@@ -27,11 +27,11 @@ class Status:
         self._address = address
         self._shutdown = shutdown
         self._engine: Engine | None = None
-        self._limits: Limits | None = None
+        self._limits: WorkerLimits | None = None
         self._settings: WorkerSettings | None = None  # not built
         self.epoch = 0  # 0: not attached
 
-    def built(self, engine: Engine, limits: Limits, settings: WorkerSettings) -> None:
+    def built(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
         self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:

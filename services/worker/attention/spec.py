@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from services.worker.attention.port import AttentionSpec
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.models.config.decoder_config import DecoderConfig
 
 
 def attention_spec(
     config: DecoderConfig,
     block_size: int,
-    place: Placement,
+    place: LayerPlacement,
     kv_dtype: torch.dtype | None = None,
     *,
     has_trees: bool = False,

@@ -12,13 +12,13 @@ from services.worker.building.memory import Memory, record_steps, take_memory
 from services.worker.building.model import Loaded, load_model
 from services.worker.building.site import Site, open_ops, open_own_device, open_site
 from services.worker.building.steps import Steps, build_steps
-from services.worker.building.wanted import Wanted, read_wanted
+from services.worker.building.wanted import WantedReplica, read_wanted
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv_transfer.layout import layout_of
 from services.worker.kv_transfer.pages import Pages
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.loading.broadcast.weights_groups import WeightsGroups
 from services.worker.models.loading.loader import load_checkpoint
 from services.worker.models.loading.progress import Progress
@@ -82,7 +82,7 @@ def build_replica(
     return replica
 
 
-def _speculation(wanted: Wanted, steps: Steps, memory: Memory) -> Speculation | None:
+def _speculation(wanted: WantedReplica, steps: Steps, memory: Memory) -> Speculation | None:
     if wanted.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
         return start_speculation(wanted.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
     return None
@@ -90,7 +90,7 @@ def _speculation(wanted: Wanted, steps: Steps, memory: Memory) -> Speculation | 
 
 def _replica(
     settings: WorkerSettings,
-    wanted: Wanted,
+    wanted: WantedReplica,
     site: Site,
     loaded: Loaded,
     *,
@@ -144,7 +144,7 @@ def _orders(settings: WorkerSettings, loaded: Loaded, memory: list[LayerCache], 
     return Orders(weights, folders, sleeper, groups)
 
 
-def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec, samples: bytes) -> bytes:
+def _kv_layout(settings: WorkerSettings, fitting: WorkerLimits, spec: AttentionSpec, samples: bytes) -> bytes:
     """What the bytes of a block mean."""
     dummy = settings.seed if settings.load_format == "dummy" else None
     return layout_of(
@@ -161,7 +161,7 @@ def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec, s
 
 
 def _pages(
-    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
+    settings: WorkerSettings, fitting: WorkerLimits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
 ) -> Pages | None:
     """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
     them, or drafts need KV beside them."""
@@ -172,7 +172,7 @@ def _pages(
     return Pages(memory, layout)
 
 
-def _encoder(settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], seat: Seat) -> Replica:
+def _encoder(settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], seat: Seat) -> Replica:
     device = open_own_device(settings, seat)
     return build_encoder(settings, family, values, device, open_ops(settings, device, seat))
 

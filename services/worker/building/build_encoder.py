@@ -11,13 +11,13 @@ from kernels import Ops
 from services.worker import limits
 from services.worker.device.device import Device, choose_dtype
 from services.worker.heads.heads import Heads
-from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.late_interaction import LateComparer
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.heads.whole_pooling import WholePoolingHead
 from services.worker.kv.layout import KVLayout
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
-from services.worker.models.encoders.encoder import Encoder
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
+from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.encoders.encoder_config import EncoderConfig
 from services.worker.models.loading.loader import Loader
 from services.worker.models.registry import read_encoder_config
@@ -39,13 +39,13 @@ PLAIN = SentenceModel(("cls",), normalizes=True)
 
 
 def build_encoder(
-    settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], device: Device, ops: Ops
+    settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], device: Device, ops: Ops
 ) -> Replica:
     """`values`: config.json. Raises QuireError with what is wrong with the settings or the checkpoint."""
     _refuse(settings)
     config, folder = read_encoder_config(values), Path(settings.model)
     fitting = encoder_limits(settings, config)
-    place = Placement(ops, choose_dtype(settings.dtype, config.dtype, device), device.torch_device)
+    place = LayerPlacement(ops, choose_dtype(settings.dtype, config.dtype, device), device.torch_device)
     model = family(config, place, config.max_positions)
     started = time.perf_counter()
     Loader(settings.load_format, settings.seed).load(model, folder)
@@ -58,7 +58,7 @@ def build_encoder(
     return Replica(fitting, config.vocab_size, device.name, runner, table)
 
 
-def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> Limits:
+def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLimits:
     """A step has room for the longest prompt; a folder of sentence-transformers may say that this is shorter than the
     model's positions. Raises InvalidArgument."""
     sentence = read_sentence_model(Path(settings.model))
@@ -100,14 +100,16 @@ def _refuse(settings: WorkerSettings) -> None:
             raise InvalidArgument(f"{name}: the model is an encoder, for which there is none", field=name)
 
 
-def _heads(settings: WorkerSettings, model: Encoder, fitting: Limits, place: Placement, marks: TextMarks) -> Heads:
+def _heads(
+    settings: WorkerSettings, model: EncoderModel, fitting: WorkerLimits, place: LayerPlacement, marks: TextMarks
+) -> Heads:
     """The sampler is there for the face of it: schedulers refuse whoever samples, and so does the pooling head."""
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
     default = SentenceHead.of(Path(settings.model), PLAIN, place.device, load=load)
     late = None
     if default.compares:
-        late = LateInteraction.of(settings, default.size(model.config.hidden_size))
+        late = LateComparer.of(settings, default.size(model.config.hidden_size))
     pooling = WholePoolingHead(model.config.hidden_size, default, model.classifier, late)
     return Heads(sampler, [pooling], [marks], late)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from torch import Tensor
 
 from services.worker.heads.heads import Heads
-from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.late_interaction import LateComparer
 from services.worker.heads.pooling import PoolingHead
-from services.worker.heads.prompt_logprobs import PromptLogprobs
+from services.worker.heads.prompt_logprobs import PromptLogprobsHead
 from services.worker.heads.sentence_head import SentenceHead
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.sampling import logits_processors
@@ -29,8 +29,8 @@ from shared.settings import WorkerSettings
 def build_heads(
     settings: WorkerSettings,
     model: CausalLM,
-    wanted: Limits,
-    place: Placement,
+    wanted: WorkerLimits,
+    place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Heads:
     sampler = _sampler(settings, model.config, wanted, place, grammars)
@@ -39,7 +39,7 @@ def build_heads(
     def logits_of(hidden: Tensor, slots: Rows) -> Tensor:
         return model.logits(hidden, *(adapters.logit_rows_of(slots) if adapters is not None else ()))
 
-    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
+    prompts = PromptLogprobsHead(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
     told = () if adapters is None else (adapters,)
     sentence = read_sentence_model(Path(settings.model))
     if sentence is not None and sentence.late is not None:
@@ -49,7 +49,11 @@ def build_heads(
 
 
 def _sampler(
-    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement, grammars: CompilePool | None
+    settings: WorkerSettings,
+    config: DecoderConfig,
+    wanted: WorkerLimits,
+    place: LayerPlacement,
+    grammars: CompilePool | None,
 ) -> Sampler:
     return Sampler(
         wanted.max_num_seqs,
@@ -66,8 +70,8 @@ def _sampler(
 
 
 def _comparing_head(
-    settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: Placement
-) -> tuple[PoolingHead, LateInteraction]:
+    settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: LayerPlacement
+) -> tuple[PoolingHead, LateComparer]:
     """Of a model that compares texts token by token. Raises InvalidArgument."""
     assert sentence.late is not None, "it does"
     if sentence.late.expands and not sentence.late.sees_fillers:
@@ -77,7 +81,7 @@ def _comparing_head(
         raise InvalidArgument(text, field="model")
     load = settings.load_format != "dummy"
     by_token = SentenceHead.of(Path(settings.model), sentence, place.device, load=load)
-    late = LateInteraction.of(settings, by_token.size(model.config.hidden_size))
+    late = LateComparer.of(settings, by_token.size(model.config.hidden_size))
     size, alone = model.config.hidden_size, settings.batch_invariant
     return PoolingHead(size, classifier=model.classifier, by_token=by_token, late=late, one_by_one=alone), late
 

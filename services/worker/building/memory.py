@@ -8,10 +8,10 @@ from services.worker import limits
 from services.worker.building.model import Loaded
 from services.worker.building.site import Site
 from services.worker.building.steps import Steps
-from services.worker.building.wanted import Wanted
+from services.worker.building.wanted import WantedReplica
 from services.worker.kv import kv_cache, kv_memory
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.taped import TapedModel
@@ -28,13 +28,13 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    limits: Limits
+    limits: WorkerLimits
     """What the blocks hold: those of the replica."""
     table: SlotTable
     caches: list[LayerCache]
 
 
-def take_memory(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> Memory:
+def take_memory(settings: WorkerSettings, wanted: WantedReplica, site: Site, loaded: Loaded, steps: Steps) -> Memory:
     _check_adapters(site)
     num_blocks = site.place.least(settings.num_blocks or _measure(settings, wanted, site, loaded, steps))
     fitting = _fitting(settings, site.limits, num_blocks)
@@ -57,7 +57,7 @@ def _check_adapters(site: Site) -> None:
         raise InvalidArgument(text, field="lora_modules_to_save")
 
 
-def record_steps(wanted: Wanted, site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
+def record_steps(wanted: WantedReplica, site: Site, loaded: Loaded, steps: Steps, memory: Memory) -> None:
     """From here on the runner computes steps over these blocks."""
     block_table = memory.table.block_table
     steps.runner.prepare(kv_cache.of_layers(memory.caches, loaded.kept), block_table, loaded.kept.num_groups)
@@ -67,7 +67,7 @@ def record_steps(wanted: Wanted, site: Site, loaded: Loaded, steps: Steps, memor
     kv_memory.report(memory.limits, loaded.shape)
 
 
-def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limits:
+def _fitting(settings: WorkerSettings, wanted: WorkerLimits, num_blocks: int) -> WorkerLimits:
     fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < wanted.max_model_len:
         log.warning(
@@ -76,7 +76,7 @@ def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limit
     return fitting
 
 
-def _use_tape(runner: ModelRunner, model: CausalLM, site: Site, fitting: Limits, *, trees: bool) -> None:
+def _use_tape(runner: ModelRunner, model: CausalLM, site: Site, fitting: WorkerLimits, *, trees: bool) -> None:
     reason = taped.reject_reason(model, site.backend, site.place)
     if reason is None:
         runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
@@ -84,7 +84,7 @@ def _use_tape(runner: ModelRunner, model: CausalLM, site: Site, fitting: Limits,
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 
 
-def _measure(settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, steps: Steps) -> int:
+def _measure(settings: WorkerSettings, wanted: WantedReplica, site: Site, loaded: Loaded, steps: Steps) -> int:
     """Blocks that the free memory gives, with what drafts keep beside each."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.worker.building.site import Site
-from services.worker.building.wanted import Wanted
+from services.worker.building.wanted import WantedReplica
 from services.worker.kv.kv_memory import BlockShape, block_shape
 from services.worker.kv.layout import KVLayout
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading import weight_samples
 from services.worker.models.loading.loader import Loader
@@ -51,7 +51,7 @@ class Loaded:
 
 
 def load_model(
-    settings: WorkerSettings, wanted: Wanted, site: Site, seat: Seat, progress: Progress | None = None
+    settings: WorkerSettings, wanted: WantedReplica, site: Site, seat: Seat, progress: Progress | None = None
 ) -> Loaded:
     """`progress`: is told of the weights. Raises QuireError with what is wrong with the checkpoint."""
     place = site.place
@@ -73,14 +73,14 @@ def load_model(
     return Loaded(model, loader, kept, shape, counts, weights, sleep_memory, samples)
 
 
-def _count(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:
+def _count(model: CausalLM, place: LayerPlacement, seat: Seat) -> WeightCounts:
     counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
     if place.stage.is_whole:
         return counts
     return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
 
 
-def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
+def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: LayerPlacement) -> None:
     if place.adapters is not None:
         place.adapters.check_complete()
     if isinstance(model, TransformersCausalLM):

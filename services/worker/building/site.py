@@ -13,11 +13,11 @@ from services.worker.attention.exchanged import Exchanged
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.building import experts
-from services.worker.building.wanted import Wanted
+from services.worker.building.wanted import WantedReplica
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv import state_blocks
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.lora.open_adapters import open_adapters
 from services.worker.ranks.seat import Seat
 from services.worker.runner import batch_invariance
@@ -30,16 +30,16 @@ log = logger("worker.build")
 @dataclass(frozen=True, slots=True)
 class Site:
     device: Device
-    place: Placement
+    place: LayerPlacement
     kv_dtype: torch.dtype
-    limits: Limits
+    limits: WorkerLimits
     """Those wanted, with blocks that this model's states fit into."""
     spec: AttentionSpec
     backend: AttentionBackend
     rank: int
 
 
-def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
+def open_site(settings: WorkerSettings, wanted: WantedReplica, seat: Seat) -> Site:
     """Raises QuireError with what the device or the machine cannot do."""
     config = wanted.config
     device = open_own_device(settings, seat)
@@ -58,7 +58,7 @@ def open_site(settings: WorkerSettings, wanted: Wanted, seat: Seat) -> Site:
     return Site(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), seat.rank)
 
 
-def _attention(settings: WorkerSettings, spec: AttentionSpec, place: Placement) -> AttentionBackend:
+def _attention(settings: WorkerSettings, spec: AttentionSpec, place: LayerPlacement) -> AttentionBackend:
     backend = choose_attention(settings.attention_backend, spec)
     return backend if place.context.is_whole else Exchanged(backend)
 
@@ -80,7 +80,7 @@ def open_ops(settings: WorkerSettings, device: Device, seat: Seat) -> kernels.Op
     return ops
 
 
-def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat) -> Placement:
+def _place(settings: WorkerSettings, wanted: WantedReplica, device: Device, seat: Seat) -> LayerPlacement:
     num_copies = experts.num_copies(settings, wanted.config, seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
@@ -93,7 +93,7 @@ def _place(settings: WorkerSettings, wanted: Wanted, device: Device, seat: Seat)
         spare_experts=num_copies // seat.width,
         dispatches=settings.all2all_backend == "alltoall",
     )
-    return Placement(
+    return LayerPlacement(
         ops,
         dtype,
         device.torch_device,

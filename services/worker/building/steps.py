@@ -10,7 +10,7 @@ import torch
 from services.worker.building.build_heads import build_heads
 from services.worker.building.model import Loaded
 from services.worker.building.site import Site
-from services.worker.building.wanted import Wanted
+from services.worker.building.wanted import WantedReplica
 from services.worker.graphs.build_graphs import GraphMaker
 from services.worker.heads.heads import Heads
 from services.worker.kv import state_blocks
@@ -18,7 +18,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.pipeline import runner_stage
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, Target
+from services.worker.spec_decode.drafter import Drafter, DraftTarget
 from services.worker.spec_decode.open_speculation import drafter_for
 from services.worker.structured.compile_pool import CompilePool
 from shared.logs import logger
@@ -35,11 +35,11 @@ class Steps:
 
 
 def build_steps(
-    settings: WorkerSettings, wanted: Wanted, site: Site, loaded: Loaded, grammars: CompilePool | None
+    settings: WorkerSettings, wanted: WantedReplica, site: Site, loaded: Loaded, grammars: CompilePool | None
 ) -> Steps:
     model, place, limits = loaded.model, site.place, site.limits
     without = replace(place, adapters=None)
-    target = Target(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
+    target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
     drafter = drafter_for(wanted.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), site)
     return Steps(runner, drafter, _graph_maker(settings, model, site, drafting=wanted.drafting, drafter=drafter))

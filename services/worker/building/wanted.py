@@ -8,7 +8,7 @@ from typing import Any
 from services.worker import limits
 from services.worker.attention.backends import block_size_for
 from services.worker.kv.layout import KVLayout
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
@@ -20,18 +20,18 @@ from shared.settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedReplica:
     family: type[CausalLM]
     config: DecoderConfig
     drafting: SpeculativeConfig | None
-    limits: Limits
+    limits: WorkerLimits
 
     @property
     def drafts_trees(self) -> bool:
         return tree_of(self.drafting) is not None
 
 
-def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) -> Wanted:
+def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) -> WantedReplica:
     """`values`: config.json. Raises QuireError with what this model or this build of it does not have."""
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
@@ -44,4 +44,4 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
         num_micro_batches=seat.stages,
     )
     staged.check(settings, family, seat)
-    return Wanted(family, config, drafting, asked)
+    return WantedReplica(family, config, drafting, asked)

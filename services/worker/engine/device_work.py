@@ -25,7 +25,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.step_value import step_value
 
 
-class Receiver(Protocol):
+class ResultReceiver(Protocol):
     """Where the results of an attachment go, on the event loop."""
 
     def deliver(self, result: pb.StepResult) -> None: ...
@@ -48,7 +48,7 @@ class Receiver(Protocol):
 class Execute:
     """A plan; skipped if its receiver is no longer the current one."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     plan: pb.StepPlan
     arrived_ns: int
 
@@ -76,7 +76,7 @@ class ReleaseGrammar:
 class MoveBlocks:
     """After the plans before it."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     order: pb.Transfer
 
 
@@ -84,7 +84,7 @@ class MoveBlocks:
 class BegunMove:
     """Blocks that are on their way."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     transfer_id: int
     moving: Moving
     begun_ns: int
@@ -94,7 +94,7 @@ class BegunMove:
 class LaunchedStep:
     """A step on the device, with what its result needs."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     flight: StepInFlight
     wait_us: int
     ticket: int  # the ranks': see RankGroup.broadcast
@@ -126,7 +126,7 @@ class ShareGrammar:
 class AddAdapter:
     """An adapter that has been read."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     order_id: int
     folder: PeftFolder
     digest: bytes
@@ -143,7 +143,7 @@ class RemoveAdapter:
 class Operate:
     """After the plans before it, when no step is in flight."""
 
-    receiver: Receiver
+    receiver: ResultReceiver
     order: pb.DeviceOrder
 
 
@@ -154,7 +154,7 @@ Command = Deferred | PageOrder | Rest | ForgetCache | ShareGrammar | AddAdapter 
 class Outlet(Protocol):
     """Where what was done goes. Called on the device's thread."""
 
-    def takes(self, receiver: Receiver) -> bool:
+    def takes(self, receiver: ResultReceiver) -> bool:
         """Whether results for it are still of use."""
 
     def launched(self, step: LaunchedStep) -> FinishedStep | None:
@@ -172,7 +172,7 @@ class Outlet(Protocol):
     def not_paged(self, order: PageOrder, error: Exception) -> None:
         """They are not. Raises what a device that is broken raised."""
 
-    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+    def not_moved(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
         """They stay where they are. Raises what a device that is broken raised."""
 
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
@@ -181,10 +181,10 @@ class Outlet(Protocol):
     def operated(self, command: Operate, error: Exception | None) -> None:
         """`error`: why not. Raises what a device that is broken raised."""
 
-    def broke(self, receiver: Receiver, reason: str) -> None:
+    def broke(self, receiver: ResultReceiver, reason: str) -> None:
         """The session cannot go on."""
 
-    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+    def failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
         """The session cannot go on because of an error that is no rule of the session."""
 
     def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None: ...

@@ -25,10 +25,10 @@ from services.worker.engine.device_work import (
     ForgetCache,
     MoveBlocks,
     Operate,
-    Receiver,
     ReleaseGrammar,
     RemoveAdapter,
     Rest,
+    ResultReceiver,
     ShareGrammar,
 )
 from services.worker.engine.outcomes import Outcomes
@@ -141,7 +141,7 @@ class Engine:
     def expert_load(self) -> LoadByLayer:
         return self._device.expert_load
 
-    async def rest(self, receiver: Receiver) -> HeldReport:
+    async def rest(self, receiver: ResultReceiver) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
         self._replies.receiver = receiver
         self._pending_s.clear()
@@ -149,15 +149,15 @@ class Engine:
         self._inbox.put(Rest(reply))
         return await reply
 
-    def submit(self, receiver: Receiver, plan: pb.StepPlan) -> None:
+    def submit(self, receiver: ResultReceiver, plan: pb.StepPlan) -> None:
         self._pending_s.append(time.monotonic())
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
-    def transfer(self, receiver: Receiver, order: pb.Transfer) -> None:
+    def transfer(self, receiver: ResultReceiver, order: pb.Transfer) -> None:
         """After the plans that are here."""
         self._inbox.put(MoveBlocks(receiver, order))
 
-    def disk_transfer(self, receiver: Receiver, order: pb.DiskTransfer) -> None:
+    def disk_transfer(self, receiver: ResultReceiver, order: pb.DiskTransfer) -> None:
         """Beside the steps and all other moves."""
 
         def answer(lost: list[int], took_us: int) -> None:
@@ -170,7 +170,7 @@ class Engine:
         except PlanViolation as violation:
             receiver.break_off(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
-    def fetch_blocks(self, receiver: Receiver, order: pb.FetchBlocks) -> None:
+    def fetch_blocks(self, receiver: ResultReceiver, order: pb.FetchBlocks) -> None:
         """Beside the steps."""
         if self.fetcher is None:
             receiver.break_off("this worker reads nobody's blocks, and said so")
@@ -178,7 +178,7 @@ class Engine:
             self.fetcher.fetch(receiver, order)
 
     @property
-    def receiver(self) -> Receiver | None:
+    def receiver(self) -> ResultReceiver | None:
         """The attachment that lasts."""
         return self._replies.receiver
 
@@ -191,7 +191,7 @@ class Engine:
     def forget_cache(self) -> None:
         self._inbox.put(ForgetCache())
 
-    def prepare_grammar(self, receiver: Receiver, order: pb.PrepareGrammar) -> None:
+    def prepare_grammar(self, receiver: ResultReceiver, order: pb.PrepareGrammar) -> None:
         """At once, beside the steps."""
         grammar_id = order.grammar_id
 
@@ -211,7 +211,7 @@ class Engine:
         """After the plans that are here, which may name it."""
         self._inbox.put(ReleaseGrammar(grammar_id))
 
-    def load_adapter(self, receiver: Receiver, order: pb.LoadAdapter) -> None:
+    def load_adapter(self, receiver: ResultReceiver, order: pb.LoadAdapter) -> None:
         """Read beside the steps, then put between two of them."""
         if not self._max_adapters:
             error = FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
@@ -226,7 +226,7 @@ class Engine:
 
         self._adapters.read(order.name, order.path, order.digest, done)
 
-    def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
+    def device_order(self, receiver: ResultReceiver, order: pb.DeviceOrder) -> None:
         """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
         replica, kind = self.started.result(), order.WhichOneof("order")
         replica.interrupt(order)
@@ -286,7 +286,7 @@ class Engine:
 
     # On the loop
 
-    def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
+    def _deliver(self, receiver: ResultReceiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
         if receiver is self._replies.receiver:
             self._pending_s.popleft()

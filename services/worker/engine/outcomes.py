@@ -18,7 +18,7 @@ from services.worker.engine.device_work import (
     FinishedStep,
     LaunchedStep,
     Operate,
-    Receiver,
+    ResultReceiver,
 )
 from services.worker.engine.replies import Replies
 from services.worker.engine.waiter import Waiter
@@ -32,7 +32,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
-Deliver = Callable[[Receiver, pb.StepResult, StepInputs], None]
+Deliver = Callable[[ResultReceiver, pb.StepResult, StepInputs], None]
 
 
 class Outcomes:
@@ -53,7 +53,7 @@ class Outcomes:
         `died`: is told of errors after which there is no device; `synchronous` and `staged`: as of the engine."""
         self._replies, self._ranks = replies, ranks
         self._again, self._deliver, self._died = again, deliver, died
-        self._broken: Receiver | None = None  # its later plans are skipped
+        self._broken: ResultReceiver | None = None  # its later plans are skipped
         self._steps: Waiter[LaunchedStep] | None = None  # None: they are done when they are launched
         self._moves: Waiter[BegunMove | BegunPages] | None = None  # None: they are done when they have begun
         self._arrivals: Waiter[LaunchedStep] | None = None  # None: there are no other stages
@@ -69,7 +69,7 @@ class Outcomes:
 
     # On the device's thread
 
-    def takes(self, receiver: Receiver) -> bool:
+    def takes(self, receiver: ResultReceiver) -> bool:
         return receiver is self._replies.receiver and receiver is not self._broken
 
     def launched(self, step: LaunchedStep) -> FinishedStep | None:
@@ -96,7 +96,7 @@ class Outcomes:
             raise error
         self._replies.fail(order.reply, error)
 
-    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+    def not_moved(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
         if is_broken(error):
             raise error
         self._replies.not_moved(receiver, transfer_id, error)
@@ -157,11 +157,11 @@ class Outcomes:
 
     # On either
 
-    def broke(self, receiver: Receiver, reason: str) -> None:
+    def broke(self, receiver: ResultReceiver, reason: str) -> None:
         self._broken = receiver
         self._replies.post(receiver.break_off, reason)
 
-    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+    def failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
         log.exception("step failed", step=step_id)
         self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
         if is_broken(error):

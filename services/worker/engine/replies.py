@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from services.worker.engine.device_work import Receiver
+from services.worker.engine.device_work import ResultReceiver
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import Internal, QuireError, to_proto
 from shared.logs import logger
@@ -20,7 +20,7 @@ class Replies:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.receiver: Receiver | None = None  # the attachment that lasts; set on the loop
+        self.receiver: ResultReceiver | None = None  # the attachment that lasts; set on the loop
 
     def post(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
@@ -32,27 +32,27 @@ class Replies:
     def fail(self, future: asyncio.Future[Any], error: BaseException) -> None:
         self.post(set_exception, future, error)
 
-    def grammar_prepared(self, receiver: Receiver, grammar_id: bytes, prepared: Prepared) -> None:
+    def grammar_prepared(self, receiver: ResultReceiver, grammar_id: bytes, prepared: Prepared) -> None:
         error = to_proto(prepared.error) if prepared.error else None
         message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
         self._tell(receiver, receiver.grammar_prepared, message)
 
-    def moved(self, receiver: Receiver, done: pb.Transferred) -> None:
+    def moved(self, receiver: ResultReceiver, done: pb.Transferred) -> None:
         self._tell(receiver, receiver.transferred, done)
 
-    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+    def not_moved(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
         log.error("blocks could not be moved", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
         told = to_proto(Internal(f"{type(error).__name__}: {error}"))
         self.moved(receiver, pb.Transferred(transfer_id=transfer_id, error=told))
 
-    def adapter_loaded(self, receiver: Receiver, order_id: int, digest: bytes) -> None:
+    def adapter_loaded(self, receiver: ResultReceiver, order_id: int, digest: bytes) -> None:
         self._tell(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
 
-    def adapter_not_loaded(self, receiver: Receiver, order_id: int, error: Exception) -> None:
+    def adapter_not_loaded(self, receiver: ResultReceiver, order_id: int, error: Exception) -> None:
         loaded = pb.AdapterLoaded(order_id=order_id, error=to_proto(_known(error)))
         self._tell(receiver, receiver.adapter_loaded, loaded)
 
-    def order_done(self, receiver: Receiver, order: pb.DeviceOrder, error: Exception | None) -> None:
+    def order_done(self, receiver: ResultReceiver, order: pb.DeviceOrder, error: Exception | None) -> None:
         kind = order.WhichOneof("order")
         if error is None:
             log.info("order carried out", order=kind)
@@ -62,10 +62,10 @@ class Replies:
             done = pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(_known(error)))
         self._tell(receiver, receiver.device_order_done, done)
 
-    def _tell(self, receiver: Receiver, call: Callable[[Any], None], message: Any) -> None:
+    def _tell(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
         self.post(self._tell_on_loop, receiver, call, message)
 
-    def _tell_on_loop(self, receiver: Receiver, call: Callable[[Any], None], message: Any) -> None:
+    def _tell_on_loop(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
         if receiver is self.receiver:
             call(message)
 

@@ -20,8 +20,8 @@ from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
 from services.worker.graphs.step_edges import StepEdges, TritonEdges
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from services.worker.runner.model_runner import ModelRunner
@@ -43,7 +43,7 @@ class Tools:
     new_staging: Callable[[], Staging]
 
 
-def cuda_tools(place: Placement) -> Tools:
+def cuda_tools(place: LayerPlacement) -> Tools:
     return Tools(CudaRecorder(place.least), TritonEdges(), lambda: PinnedCopy(place.device))
 
 
@@ -54,13 +54,13 @@ class GraphMaker:
         self,
         model: CausalLM,
         rows_per_prefix_tile: int,
-        place: Placement,
+        place: LayerPlacement,
         *,
         chunks: bool,
         samples_per_row: int,
         keeps_hidden: bool,
         has_trees: bool = False,
-        tools: Callable[[Placement], Tools] = cuda_tools,
+        tools: Callable[[LayerPlacement], Tools] = cuda_tools,
     ) -> None:
         """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
         steps can end in other heads than sampling; `has_trees`: drafts may be such."""
@@ -78,7 +78,9 @@ class GraphMaker:
             pdl = torch.cuda.get_device_capability() >= HOPPER
             self._single_row = SingleRowProgram(model, place.shard, pdl=pdl)
 
-    def record(self, runner: ModelRunner, limits: Limits, block_table: npt.NDArray[np.int32], most: int = 0) -> None:
+    def record(
+        self, runner: ModelRunner, limits: WorkerLimits, block_table: npt.NDArray[np.int32], most: int = 0
+    ) -> None:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
         tools = self._new_tools(self._place)
@@ -102,7 +104,7 @@ class GraphMaker:
         if stage.is_first and not stage.is_whole:
             runner.use_sample_graphs(self._record_samples(runner, limits, tools, most))
 
-    def _record_samples(self, runner: ModelRunner, limits: Limits, tools: Tools, most: int) -> SampleGraphs:
+    def _record_samples(self, runner: ModelRunner, limits: WorkerLimits, tools: Tools, most: int) -> SampleGraphs:
         graphs = SampleGraphs(
             self._logits,
             PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, self._place.device),
@@ -121,7 +123,7 @@ class GraphMaker:
         return graphs
 
     def _record_chunks(
-        self, runner: ModelRunner, limits: Limits, model: RecordedModel, tools: Tools, most: int
+        self, runner: ModelRunner, limits: WorkerLimits, model: RecordedModel, tools: Tools, most: int
     ) -> None:
         started = time.perf_counter()
         most_tokens = self._most_chunk_tokens
@@ -161,7 +163,7 @@ class GraphMaker:
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
-    def _recorded(self, runner: ModelRunner, limits: Limits, tools: Tools) -> RecordedModel:
+    def _recorded(self, runner: ModelRunner, limits: WorkerLimits, tools: Tools) -> RecordedModel:
         if not self._place.stage.is_whole:
             return self._recorded_stage(runner.caches, limits, tools)
         caches = runner.caches
@@ -182,7 +184,7 @@ class GraphMaker:
             has_trees=self._has_trees,
         )
 
-    def _recorded_stage(self, caches: list[LayerCache], limits: Limits, tools: Tools) -> RecordedModel:
+    def _recorded_stage(self, caches: list[LayerCache], limits: WorkerLimits, tools: Tools) -> RecordedModel:
         shapes = chunk_shapes(limits, self._samples_per_row) if self._chunks else []
         layers = StageLayers(
             self._model,

@@ -20,7 +20,7 @@ from services.worker.device.staging import Array, Staging, aligned, as_words
 from services.worker.graphs.cuda_graph import Recorder
 from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from services.worker.graphs.step_edges import FED, SlotMemory
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
@@ -41,7 +41,7 @@ class ChunkShape:
     num_rows: int  # the padding's row included; as many samples
 
 
-def chunk_shapes(limits: Limits, samples_per_row: int) -> list[ChunkShape]:
+def chunk_shapes(limits: WorkerLimits, samples_per_row: int) -> list[ChunkShape]:
     """Ascending. `samples_per_row`: 1, and a row's drafts.
 
     No larger than a sequence may be long, because the padding is one.

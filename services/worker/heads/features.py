@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from services.worker.device.staging import Array
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -36,7 +36,7 @@ class FeaturesHead:
     def __init__(self, wanted: Callable[[StepInputs], bool]) -> None:
         self._wanted = wanted
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Nothing is kept by slot."""
 
     def release(self, slot: int) -> None:

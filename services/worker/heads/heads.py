@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from services.worker.device.staging import Staging
-from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.late_interaction import LateComparer
 from services.worker.heads.port import Head, HeadLaunch, HeadRows
 from services.worker.heads.sampling import SamplingHead
 from services.worker.sampling.component import SlotState
 from services.worker.sampling.sampler import Sampler
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.errors import QuireError
@@ -60,7 +60,7 @@ class Heads:
         sampler: Sampler,
         others: Sequence[Head],
         told: Sequence[SlotState] = (),
-        late: LateInteraction | None = None,
+        late: LateComparer | None = None,
     ) -> None:
         """`told`: who have to know of sequences, too; `late`: where pooled ones are compared, which their head asks."""
         self._late = late
@@ -73,7 +73,7 @@ class Heads:
         """Before the first step."""
         self._others.append(head)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Takes note of what the sequence's passes end in. Raises InvalidArgument; the slot is then computed as if it
         had asked for nothing special."""
         try:

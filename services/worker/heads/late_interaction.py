@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.worker.heads.max_sim import Texts, max_sim
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from shared.columns import I32, NUMBER_BYTES
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError
 from shared.settings import WorkerSettings
@@ -41,7 +41,7 @@ class Compared:
     failed: dict[int, QuireError]
 
 
-class LateInteraction:
+class LateComparer:
     """Of one worker. Steps come in order, and in each its queries before its documents."""
 
     def __init__(self, size: int, cache_bytes: int) -> None:
@@ -53,7 +53,7 @@ class LateInteraction:
         self._vectors: dict[bytes, Tensor] = {}  # float32 [num_vectors, size], of those that are computed
 
     @classmethod
-    def of(cls, settings: WorkerSettings, size: int) -> LateInteraction:
+    def of(cls, settings: WorkerSettings, size: int) -> LateComparer:
         return cls(size, settings.query_cache_mb * MIB)
 
     @property
@@ -61,7 +61,7 @@ class LateInteraction:
         """That queries' vectors take."""
         return self.most_vectors * self._vector_bytes
 
-    def admit(self, slot: int, admission: Admission) -> Late:
+    def admit(self, slot: int, admission: SlotAdmission) -> Late:
         """Of one that has a vector for each token. Raises QuireError."""
         if len(admission.query_id) != NAME_BYTES:
             text = f"query_id: {len(admission.query_id)} bytes, a name has {NAME_BYTES}"
@@ -133,7 +133,7 @@ class LateInteraction:
         return None
 
 
-def admit(late: LateInteraction | None, slot: int, admission: Admission, by_token: bool) -> Late | None:
+def admit(late: LateComparer | None, slot: int, admission: SlotAdmission, by_token: bool) -> Late | None:
     """None: the sequence is neither a query nor a document. `late`: None: nothing is compared here; `by_token`: it has
     a vector for each token. Raises QuireError."""
     if not admission.query_id:

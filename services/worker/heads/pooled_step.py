@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import Array
-from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.late_interaction import LateComparer
 from shared import columns
 from shared.columns import F32, I32
 from shared.errors import Internal, QuireError, to_proto
@@ -32,7 +32,7 @@ class PooledStep:
         self.sizes += sizes
         self.vectors.append(vectors)
 
-    def add_scores(self, late: LateInteraction, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
+    def add_scores(self, late: LateComparer, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
         """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
         compared = late.compare(slots, vectors, starts)
         self.failed.update({slots[index]: error for index, error in compared.failed.items()})

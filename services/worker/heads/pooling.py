@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from services.worker.heads import late_interaction
-from services.worker.heads.late_interaction import Late, LateInteraction
+from services.worker.heads.late_interaction import Late, LateComparer
 from services.worker.heads.pooled_step import PooledStep
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.layers.classifier import Classifier
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
@@ -33,7 +33,7 @@ ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class AskedPooling:
     """What a slot asked for."""
 
     pooler: pooling_pb2.Pooler
@@ -56,10 +56,10 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PooledTokens:
     """What a step computes of one slot's tokens."""
 
-    asked: Pooled
+    asked: AskedPooling
     slot: int
     tokens: I32  # of the step, those that are read
     ends: bool  # with its last token
@@ -76,7 +76,7 @@ class PoolingHead:
         *,
         normalizes: bool = True,
         by_token: SentenceHead | None = None,
-        late: LateInteraction | None = None,
+        late: LateComparer | None = None,
         one_by_one: bool = False,
     ) -> None:
         """`default`, `normalizes`: of sequences that leave the choice to the model. `by_token`: what stands behind the
@@ -88,12 +88,12 @@ class PoolingHead:
         self._hidden_size = hidden_size
         self._classifier = classifier
         self._default = default
-        self._asked: dict[int, Pooled] = {}
+        self._asked: dict[int, AskedPooling] = {}
         # Of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
         self._sums: dict[int, Tensor] = {}
         self._states: dict[int, list[Tensor]] = {}
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         params = admission.pooling
         if params is None:
             return
@@ -122,7 +122,7 @@ class PoolingHead:
             places = chosen(admission.pooled_tokens, len(places))
         by_token = places is not None and classifier is None
         late = late_interaction.admit(self._late, slot, admission, by_token)
-        asked = Pooled(pooler, num_tokens, normalize, size, classifier, places, late)
+        asked = AskedPooling(pooler, num_tokens, normalize, size, classifier, places, late)
         check_size(asked.size)
         self._asked[slot] = asked
 
@@ -141,24 +141,24 @@ class PoolingHead:
         parts = [part for part in parts if len(part.tokens) or part.ends]
         return PoolingRows(self, parts) if parts else None
 
-    def _part(self, inputs: StepInputs, row: int, slot: int) -> Part:
+    def _part(self, inputs: StepInputs, row: int, slot: int) -> PooledTokens:
         asked = self._asked[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         ends = int(inputs.seq_lens[row]) == asked.num_tokens
         if asked.places is not None:
             first = int(inputs.positions[start])
             here = asked.places[(asked.places >= first) & (asked.places < first + end - start)]
-            return Part(asked, slot, (here - first + start).astype(np.int32), ends)
+            return PooledTokens(asked, slot, (here - first + start).astype(np.int32), ends)
         if asked.pooler == LAST:
             start = end - 1 if ends else end
         elif asked.pooler == CLS:
             end = start + (inputs.positions[start] == 0)
-        return Part(asked, slot, np.arange(start, end, dtype=np.int32), ends)
+        return PooledTokens(asked, slot, np.arange(start, end, dtype=np.int32), ends)
 
-    def pool(self, parts: list[Part], hidden: Tensor) -> PooledStep:
+    def pool(self, parts: list[PooledTokens], hidden: Tensor) -> PooledStep:
         """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
         step, at = PooledStep(), 0
-        compared: list[tuple[Part, Tensor]] = []
+        compared: list[tuple[PooledTokens, Tensor]] = []
         for together in self._runs(parts):
             count = sum(len(part.tokens) for part in together)
             states = hidden[at : at + count, : self._hidden_size]
@@ -173,10 +173,10 @@ class PoolingHead:
             self._compare(compared, step)
         return step
 
-    def _runs(self, parts: list[Part]) -> Iterator[list[Part]]:
+    def _runs(self, parts: list[PooledTokens]) -> Iterator[list[PooledTokens]]:
         """Neighbours whose vectors are made together: a kernel for each of a hundred short texts takes longer to launch
         than the texts to compute."""
-        together: list[Part] = []
+        together: list[PooledTokens] = []
         for part in parts:
             if together and not (_may_join(part, together[-1]) and not self._one_by_one):
                 yield together
@@ -185,7 +185,7 @@ class PoolingHead:
         if together:
             yield together
 
-    def _compare(self, compared: list[tuple[Part, Tensor]], step: PooledStep) -> None:
+    def _compare(self, compared: list[tuple[PooledTokens, Tensor]], step: PooledStep) -> None:
         """Queries before the documents that are compared with them. Tensors: float32 [num_places, dimensions]."""
         assert self._late is not None, "somebody has been admitted with it"
         groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by what is one matrix
@@ -200,13 +200,13 @@ class PoolingHead:
             else:
                 self._late.keep(slots, vectors, starts)
 
-    def _by_place(self, part: Part, states: Tensor) -> Tensor | None:
+    def _by_place(self, part: PooledTokens, states: Tensor) -> Tensor | None:
         """float32 [num_places, dimensions], once the slot's last token is computed."""
         kept = self._states.setdefault(part.slot, [])
         kept.append(states.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
         return self._vectors(part.asked, torch.cat(kept)) if part.ends else None
 
-    def _whole(self, parts: list[Part], states: Tensor) -> Tensor | None:
+    def _whole(self, parts: list[PooledTokens], states: Tensor) -> Tensor | None:
         """float32 [num_parts, dimensions] of parts of one kind that end, or None behind one that does not."""
         if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].ends:
             return _made(parts[0].asked, states.float())
@@ -220,7 +220,7 @@ class PoolingHead:
             totals.append(total / part.asked.num_tokens if part.asked.pooler == MEAN else total)
         return _made(parts[0].asked, torch.stack(totals))
 
-    def _vectors(self, asked: Pooled, states: Tensor) -> Tensor:
+    def _vectors(self, asked: AskedPooling, states: Tensor) -> Tensor:
         """float32 [num_places, dimensions] of states [num_places, hidden_size]"""
         if asked.classifier is not None:
             return asked.classifier(states.t()).t()
@@ -268,13 +268,13 @@ def check_size(size: int) -> None:
         raise InvalidArgument(text, field="pooling")
 
 
-def _may_join(part: Part, other: Part) -> bool:
+def _may_join(part: PooledTokens, other: PooledTokens) -> bool:
     """Whether both end, with one vector of the same kind each."""
     whole = part.ends and other.ends and part.asked.places is None and other.asked.places is None
     return whole and part.asked.kind == other.asked.kind
 
 
-def _made(asked: Pooled, totals: Tensor) -> Tensor:
+def _made(asked: AskedPooling, totals: Tensor) -> Tensor:
     """float32 [num_parts, dimensions] of states [num_parts, hidden_size]"""
     if asked.classifier is not None:
         return asked.classifier(totals.t()).t()
@@ -287,7 +287,7 @@ class PoolingRows:
     """The slots of a step that are pooled."""
 
     _head: PoolingHead
-    _parts: list[Part]
+    _parts: list[PooledTokens]
 
     @property
     def tokens(self) -> I32:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from services.worker.device.staging import Array, upload
 from services.worker.sampling.component import check_token_ids
-from services.worker.sampling.logprobs import Logprobs, RowLogprobs, entries, named_or_best
-from services.worker.step.admission import Admission
+from services.worker.sampling.logprobs import RowLogprobs, SlotLogprobs, entries, named_or_best
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
@@ -24,7 +24,7 @@ PIECE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB i
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedLogprobs:
     """What a slot wants to know about its prompt."""
 
     prompt: I32
@@ -81,7 +81,7 @@ class BoundPrompts:
     """A step's rows for this head."""
 
     rows: PromptRows
-    _head: PromptLogprobs
+    _head: PromptLogprobsHead
 
     @property
     def tokens(self) -> I32:
@@ -91,11 +91,11 @@ class BoundPrompts:
         return self._head.collect(hidden, self.rows)
 
 
-class PromptLogprobs:
+class PromptLogprobsHead:
     """By slot, until its prompt is computed."""
 
     def __init__(
-        self, vocab_size: int, settings: Logprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
+        self, vocab_size: int, settings: SlotLogprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
     ) -> None:
         """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
         processed and raw ones are the same. `logits_of`: the model's output head, of hidden states and their slots, for
@@ -104,9 +104,9 @@ class PromptLogprobs:
         self._settings = settings
         self._device = device
         self._logits_of = logits_of
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, AskedLogprobs] = {}
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
         named = [columns.i32(columns.u32_bytes(position.ids)) for position in sampling.prompt_logprob_token_ids]
         if not named and not sampling.HasField("prompt_logprobs"):
@@ -121,7 +121,7 @@ class PromptLogprobs:
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
         if first < len(prompt):
             # Lists begin at prompt_logprob_start, where position 0 has no answer.
-            self._asked[slot] = Asked(prompt, first, count, named[first - sampling.prompt_logprob_start :])
+            self._asked[slot] = AskedLogprobs(prompt, first, count, named[first - sampling.prompt_logprob_start :])
 
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.heads import late_interaction
-from services.worker.heads.late_interaction import LateInteraction
+from services.worker.heads.late_interaction import LateComparer
 from services.worker.heads.pooled_step import PooledStep
 from services.worker.heads.pooling import check_size, chosen, token_places
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.layers.pooled_classifier import PooledClassifier
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
@@ -36,7 +36,7 @@ MODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedVector:
     """What is made of a prompt. Prompts with equal ones are pooled together."""
 
     modes: tuple[str, ...]
@@ -57,17 +57,17 @@ class WholePoolingHead:
         hidden_size: int,
         default: SentenceHead,
         classifier: PooledClassifier | None,
-        late: LateInteraction | None = None,
+        late: LateComparer | None = None,
     ) -> None:
         """`default`: what the model's folder says of its vectors; `late`: None: texts are not compared here."""
         self.late = late
         self._hidden_size = hidden_size
         self._default = default
         self._classifier = classifier
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, AskedVector] = {}
         self._places: dict[int, I32] = {}  # of tokens that have a vector each
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         params = admission.pooling
         if params is None:
             raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")
@@ -90,12 +90,12 @@ class WholePoolingHead:
             asked = replace(asked, late=QUERY if late.is_query else DOCUMENT)
         self._asked[slot] = asked
 
-    def _of_classes(self, params: pooling_pb2.PoolingParams) -> Asked:
+    def _of_classes(self, params: pooling_pb2.PoolingParams) -> AskedVector:
         assert self._classifier is not None
         mode = MODES[params.pooler] if params.pooler else self._classifier.pooler
-        return Asked((mode,), False, self._classifier.num_classes, classify=True)
+        return AskedVector((mode,), False, self._classifier.num_classes, classify=True)
 
-    def _of_vector(self, params: pooling_pb2.PoolingParams) -> Asked:
+    def _of_vector(self, params: pooling_pb2.PoolingParams) -> AskedVector:
         """Another pooler than the model's own is taken by itself: what stands behind that was not trained for it."""
         default = self._default
         modes = (MODES[params.pooler],) if params.pooler else default.modes
@@ -105,7 +105,7 @@ class WholePoolingHead:
             text = f"pooling.dimensions: {params.dimensions} is more than the model's {size}"
             raise InvalidArgument(text, field="pooling.dimensions")
         normalize = params.normalize if params.HasField("normalize") else default.normalizes
-        return Asked(modes, normalize, params.dimensions or size, classify=False)
+        return AskedVector(modes, normalize, params.dimensions or size, classify=False)
 
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)
@@ -120,7 +120,7 @@ class WholePoolingHead:
     def rows(self, inputs: StepInputs) -> WholeRows | None:
         if not self._asked:
             return None
-        by_asked: dict[Asked, list[int]] = {}
+        by_asked: dict[AskedVector, list[int]] = {}
         for row, slot in enumerate(inputs.slots.tolist()):
             if slot in self._asked:
                 by_asked.setdefault(self._asked[slot], []).append(row)
@@ -128,7 +128,7 @@ class WholePoolingHead:
             by_asked = dict(sorted(by_asked.items(), key=lambda found: found[0].late == DOCUMENT))
         return WholeRows(self, inputs, by_asked) if by_asked else None
 
-    def vectors(self, asked: Asked, hidden: Tensor, starts: I32) -> Tensor:
+    def vectors(self, asked: AskedVector, hidden: Tensor, starts: I32) -> Tensor:
         """`hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1] -> float32 [num_vectors,
         dimensions], one for each prompt or for each token"""
         ends = upload(starts, hidden.device, np.int64)
@@ -168,7 +168,7 @@ class WholeRows:
 
     _head: WholePoolingHead
     _inputs: StepInputs
-    _rows: dict[Asked, list[int]]
+    _rows: dict[AskedVector, list[int]]
 
     @property
     def tokens(self) -> I32 | None:
@@ -177,7 +177,7 @@ class WholeRows:
         tokens = np.concatenate(parts)
         return None if len(tokens) == self._inputs.num_tokens and len(self._rows) == 1 else tokens
 
-    def _tokens_of(self, asked: Asked, rows: Sequence[int]) -> list[I32]:
+    def _tokens_of(self, asked: AskedVector, rows: Sequence[int]) -> list[I32]:
         starts = self._inputs.query_start
         if asked.modes == ("cls",):
             return [starts[rows]]
@@ -190,7 +190,7 @@ class WholeRows:
     def _places(self, row: int) -> I32:
         return self._head.places(int(self._inputs.slots[row]))
 
-    def _counts(self, asked: Asked, rows: Sequence[int]) -> I32:
+    def _counts(self, asked: AskedVector, rows: Sequence[int]) -> I32:
         """Of the tokens of each row that are read."""
         if asked.modes in (("cls",), ("last",)):
             return np.ones(len(rows), dtype=np.int32)
@@ -217,6 +217,6 @@ class WholeRows:
         return step
 
     @property
-    def _late(self) -> LateInteraction:
+    def _late(self) -> LateComparer:
         assert self._head.late is not None, "somebody has been admitted with it"
         return self._head.late

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from services.worker.attention.port import AttentionSpec
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from shared.logs import logger
 
 log = logger("worker.memory")
@@ -95,7 +95,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def report(limits: Limits, shape: BlockShape) -> None:
+def report(limits: WorkerLimits, shape: BlockShape) -> None:
     log.info(
         f"KV cache: {limits.num_blocks} blocks of {limits.block_size}, {limits.num_tokens} tokens; "
         f"maximum concurrency for {limits.max_model_len} tokens per sequence: {limits.max_concurrency:.2f}x",

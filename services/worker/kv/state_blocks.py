@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from kernels.state_pages import WORD_BYTES
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.layers.sharding import Shard
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.batch_invariance import BY_TORCH
 from shared.errors import InvalidArgument
@@ -17,13 +17,13 @@ from shared.settings import WorkerSettings
 
 
 def fit(
-    limits: Limits,
+    limits: WorkerLimits,
     config: DecoderConfig,
     kv_dtype: torch.dtype,
     settings: WorkerSettings,
     *,
     shard: Shard,
-) -> Limits:
+) -> WorkerLimits:
     """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for. All
     ranks have as many heads of each kind, and come to the same length.
 
@@ -46,7 +46,7 @@ def fit(
     return replace(limits, block_size=-(-least // limits.block_size) * limits.block_size)
 
 
-def records_chunks(config: DecoderConfig, place: Placement) -> bool:
+def records_chunks(config: DecoderConfig, place: LayerPlacement) -> bool:
     """Whether no layer asks on the host how long the rows of a step are, as the reference of recurrent layers does."""
     names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule", "state_space_scan")
     return all(place.ops.sources[name] != BY_TORCH for name in names)

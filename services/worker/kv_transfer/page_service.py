@@ -23,7 +23,7 @@ from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.process.supervision import Tasks
 from shared.rpc.parts import MOST_PART_BYTES
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 
 log = logger("worker.kv_transfer")
 
@@ -62,7 +62,7 @@ class PageReader(Protocol):
 class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     """A bounded number of pages is in memory, and on their way, at a time."""
 
-    def __init__(self, door: Door, metrics: WorkerMetrics) -> None:
+    def __init__(self, door: ServiceDoor, metrics: WorkerMetrics) -> None:
         self._door, self._metrics = door, metrics
         self._reader: PageReader | None = None
         self._num_blocks = 0

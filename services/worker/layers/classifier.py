@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 class Classifier:
     """A row of weights for each class."""
 
-    def __init__(self, name: str, num_classes: int, hidden_size: int, place: Placement) -> None:
+    def __init__(self, name: str, num_classes: int, hidden_size: int, place: LayerPlacement) -> None:
         self._name = name
         self.num_classes = num_classes
         self._weight: Tensor = place.empty(num_classes, hidden_size)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.reference.low_rank import AdaptedRows
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.layers.sharding import Shard
-    from services.worker.lora.adapters import Adapters
+    from services.worker.lora.adapters import NumberedAdapters
     from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
     from services.worker.lora.vocabulary_adapters import EmbeddingAdapters
 
@@ -29,7 +29,7 @@ class Embedding:
         name: str,
         vocab_size: int,
         hidden_size: int,
-        place: Placement,
+        place: LayerPlacement,
         scale: float = 1.0,
         *,
         sharded: bool = True,
@@ -90,12 +90,12 @@ class Embedding:
 class OutputHead(Linear):
     """Logits by a projection of its own."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, place: Placement, name: str = "lm_head") -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, place: LayerPlacement, name: str = "lm_head") -> None:
         rows = place.shard.rows(vocab_size)
         super().__init__([Projection(name, vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
         self._vocab_size, self._missing = vocab_size, place.shard.room(vocab_size) - len(rows)
 
-    def _adapters_of(self, adapters: Adapters, shape: LayerShape) -> LinearAdapters | None:
+    def _adapters_of(self, adapters: NumberedAdapters, shape: LayerShape) -> LinearAdapters | None:
         return adapters.of_head(shape, self._product)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
@@ -121,7 +121,7 @@ class OutputHead(Linear):
 class TiedOutputHead:
     """Logits by the embedding's table. Some checkpoints repeat it as lm_head.weight: loader.py passes over that."""
 
-    def __init__(self, embedding: Embedding, place: Placement, name: str = "lm_head") -> None:
+    def __init__(self, embedding: Embedding, place: LayerPlacement, name: str = "lm_head") -> None:
         """`name`: that adapters call it by."""
         self._embedding = embedding
         self._ops, self._shard = place.ops, place.shard

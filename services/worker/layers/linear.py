@@ -13,8 +13,8 @@ from services.worker.layers.sharding import portion
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
-    from services.worker.lora.adapters import Adapters
+    from services.worker.layers.placement import Destination, LayerPlacement
+    from services.worker.lora.adapters import NumberedAdapters
     from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
 
 
@@ -44,7 +44,7 @@ class DenseParts:
         parts: Sequence[Projection],
         in_features: int,
         bias: bool,
-        place: Placement,
+        place: LayerPlacement,
         *,
         columns: range,
         quantization: str,
@@ -121,7 +121,7 @@ def by_rows(factors: Sequence[float], sizes: Sequence[int]) -> Tensor:
 
 
 def parts_of(
-    parts: Sequence[Projection], in_features: int, bias: bool, place: Placement, *, columns: range, quantized: bool
+    parts: Sequence[Projection], in_features: int, bias: bool, place: LayerPlacement, *, columns: range, quantized: bool
 ) -> DenseParts | QuantizedParts:
     """As the checkpoint has them. `quantized`: if the setting says that the model is to be."""
     scheme = scheme_of(parts, place)
@@ -140,7 +140,7 @@ class Linear:
         parts: Sequence[Projection],
         in_features: int,
         bias: bool,
-        place: Placement,
+        place: LayerPlacement,
         *,
         quantized: bool = True,
         columns: range | None = None,
@@ -192,7 +192,7 @@ class Linear:
         """From now on results are a rank's part of a sum, which the caller adds up; or the sum, if none are `left`."""
         self._adds_up = self._is_partial and not left
 
-    def _adapters_of(self, adapters: Adapters, shape: LayerShape) -> LinearAdapters | None:
+    def _adapters_of(self, adapters: NumberedAdapters, shape: LayerShape) -> LinearAdapters | None:
         return adapters.of_linear(shape, self._product)
 
     def _product(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from services.worker.layers.context import ALL_TOKENS, Context
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.sharding import WHOLE, Shard, TensorPart
 from services.worker.layers.stages import ALL_LAYERS, Stage
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.adapters import NumberedAdapters
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
 Destination = Tensor | TensorPart
@@ -27,7 +27,7 @@ def memory_of(destination: Destination) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class LayerPlacement:
     """Where a layer's tensors live and which functions compute on them."""
 
     ops: Ops
@@ -37,7 +37,7 @@ class Placement:
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
     checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
     shard: Shard = WHOLE
-    adapters: Adapters | None = None
+    adapters: NumberedAdapters | None = None
     stage: Stage = ALL_LAYERS
     context: Context = ALL_TOKENS
 

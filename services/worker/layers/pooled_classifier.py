@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.models.encoders.encoder_config import EncoderConfig
 
 
 class FloatLinear:
     """A projection of few rows, in float32."""
 
-    def __init__(self, name: str, out_features: int, in_features: int, bias: bool, place: Placement) -> None:
+    def __init__(self, name: str, out_features: int, in_features: int, bias: bool, place: LayerPlacement) -> None:
         self._name = name
         self._weight: Tensor = place.empty(out_features, in_features)
         self._bias: Tensor | None = place.empty(out_features) if bias else None
@@ -39,7 +39,9 @@ class FloatLinear:
 class PooledClassifier:
     """dense, activation, perhaps a norm, classes."""
 
-    def __init__(self, dense: str, classes: str, config: EncoderConfig, place: Placement, *, norm: str = "") -> None:
+    def __init__(
+        self, dense: str, classes: str, config: EncoderConfig, place: LayerPlacement, *, norm: str = ""
+    ) -> None:
         """`dense`, `classes`, `norm`: what the checkpoint calls them; no `norm`: there is none."""
         size = config.hidden_size
         self.num_classes, self.pooler = config.num_classes, config.classifier_pooler

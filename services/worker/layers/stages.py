@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIELD = "pipeline_parallel_size"
 
 
-class Arrival(Protocol):
+class ReturningStates(Protocol):
     """Hidden states on their way back to the first stage."""
 
     def wait(self) -> None:
@@ -31,7 +31,7 @@ class Arrival(Protocol):
         here met."""
 
 
-class Link(Protocol):
+class StageLink(Protocol):
     """Between the stages of a pipeline; all rows in the order of steps."""
 
     def send(self, x: Tensor) -> None:
@@ -43,7 +43,7 @@ class Link(Protocol):
     def send_back(self, x: Tensor) -> None:
         """From the last stage to the first."""
 
-    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Arrival:
+    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         """What the last stage sends back."""
 
     def least(self, value: int) -> int:
@@ -65,7 +65,7 @@ class _NoLink:
     def send_back(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
 
-    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Arrival:
+    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         raise AssertionError("there is no other stage")
 
     def least(self, value: int) -> int:
@@ -81,7 +81,7 @@ class Stage:
 
     number: int = 0
     size: int = 1
-    link: Link = field(default_factory=_NoLink)
+    link: StageLink = field(default_factory=_NoLink)
 
     @property
     def is_whole(self) -> bool:

@@ -28,8 +28,8 @@ from shared.errors import InvalidArgument, ResourceExhausted
 from shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:
-    from services.worker.limits import Limits
-    from services.worker.step.admission import Admission
+    from services.worker.limits import WorkerLimits
+    from services.worker.step.admission import SlotAdmission
     from services.worker.step.slots import Rows
     from services.worker.step.step_inputs import StepInputs
 
@@ -45,7 +45,7 @@ class Held:
     number: int
 
 
-class Adapters:
+class NumberedAdapters:
     """Numbered from 0; a number that is free is taken again. Used by the device's thread."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Adapters:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         staging: Staging,
         room: AdapterRoom,
@@ -181,7 +181,7 @@ class Adapters:
         for layer in self._layers:
             layer.drop(held.number)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.adapter:
             return
         held = self._find(admission.adapter, admission.adapter_digest)

@@ -9,9 +9,9 @@ import torch
 from kernels import Ops
 from services.worker.device.device import Device
 from services.worker.device.staging import staging_for
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.lora import peft_folder
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.lora.peft_scales import refusal
@@ -22,8 +22,8 @@ from shared.settings import WorkerSettings
 
 
 def open_adapters(
-    settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: Limits
-) -> Adapters | None:
+    settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: WorkerLimits
+) -> NumberedAdapters | None:
     """For layers that are still to be built; None where there are none and none can come. Raises InvalidArgument."""
     if not (settings.lora or settings.lora_folders or settings.lora_modules_to_save):
         return None
@@ -60,7 +60,7 @@ def open_adapters(
             raise refusal(folder.name, text)
     room = AdapterRoom(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     whole = settings.lora_modules_to_save
-    return Adapters(
+    return NumberedAdapters(
         folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room, whole=whole
     )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from kernels.reference.low_rank import AdaptedRows
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -103,7 +103,9 @@ class CausalLM(ABC):
     # Layers whose input goes behind the hidden states, for a drafter that reads it (keep_states).
     kept_layers: tuple[int, ...] = ()
 
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
+    ) -> None:
         """`num_positions`: longest sequence that will be run."""
         self.config = config
         self._embed = place.ops.embed
@@ -137,7 +139,7 @@ class CausalLM(ABC):
         self._rotations = [tables[ropes[index]] for index in self.here]
 
     @classmethod
-    def final_norm(cls, config: DecoderConfig, place: Placement) -> Norm:
+    def final_norm(cls, config: DecoderConfig, place: LayerPlacement) -> Norm:
         """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
         tied = config.embedding_scale if config.tie_word_embeddings else 1.0
         scale, offset = config.logit_scale / tied, config.norm_offset
@@ -150,7 +152,7 @@ class CausalLM(ABC):
 
     @staticmethod
     @abstractmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Layer: ...
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> Layer: ...
 
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
@@ -166,7 +168,7 @@ class CausalLM(ABC):
         return tuple(state if here else spec for spec, here in zip(attended, recurs, strict=True))
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         """Why steps of one token cannot run as a chain of fused kernels here; None if they can (single_row.py)."""
         return "this family has no chain of fused kernels"
 

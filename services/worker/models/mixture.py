@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Placement
+    from services.worker.layers.placement import Alternative, LayerPlacement
 
 
 class MixtureLayer(LlamaLayer):
@@ -33,7 +33,7 @@ class MixtureLayer(LlamaLayer):
         index: int,
         config: DecoderConfig,
         backend: AttentionBackend,
-        place: Placement,
+        place: LayerPlacement,
         experts: SparseMLP | MLP | None = None,
         *,
         attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
@@ -48,7 +48,7 @@ class MixtureLayer(LlamaLayer):
         super().__init__(index, config, backend, place, attention=attention, experts=experts)
         self._leave_sums(place)
 
-    def _leave_sums(self, place: Placement) -> None:
+    def _leave_sums(self, place: LayerPlacement) -> None:
         """To experts whose rows go from rank to rank."""
         if self.experts is not None and self.experts.dispatches:
             self._attention.leave_parts()
@@ -65,7 +65,9 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     taped_functions: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.taped_functions, "route", "experts")
 
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
+    ) -> None:
         super().__init__(config, backend, place, num_positions)
         import torch  # here: families are also read where there is none
 
@@ -90,11 +92,11 @@ class MixtureForCausalLM(LlamaForCausalLM):
     def read(config: ConfigFile) -> DecoderConfig: ...
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         return MixtureLayer(index, config, backend, place)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         assert config.experts is not None
         return single_row.reject_reason(config, place) or single_row.experts_reject_reason(config.experts, place.shard)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -23,7 +23,9 @@ class LearnedPositions(CausalLM):
     positions_name: ClassVar[str]
     first_row: ClassVar[int] = 0  # of position 0 in the table
 
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
+    ) -> None:
         super().__init__(config, backend, place, num_positions)
         if not self.stage.is_first:
             return

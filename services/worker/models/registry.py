@@ -8,7 +8,7 @@ from typing import Any, Literal
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.encoders.encoder_config import EncoderConfig
 from services.worker.models.of_transformers import transformers_config
 from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
@@ -63,12 +63,12 @@ ENCODERS = {
 }
 
 
-def find_encoder(values: dict[str, Any]) -> type[Encoder] | None:
+def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
     """`values`: config.json; None where it is no encoder's."""
     family = encoder_names.family_of(values)
     if family is None:
         return None
-    encoder: type[Encoder] = plugins.load(ENCODERS[family])
+    encoder: type[EncoderModel] = plugins.load(ENCODERS[family])
     return encoder
 
 

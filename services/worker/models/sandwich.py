@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.step.forward_batch import ForwardBatch
 
 
@@ -34,7 +34,7 @@ class SandwichLayer(ComposedLayer):
     """Four norms."""
 
     def __init__(
-        self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: Placement
+        self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: LayerPlacement
     ) -> None:
         name = f"model.layers.{index}"
 

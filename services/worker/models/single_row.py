@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from kernels.routing import Routing
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.lora.linear_adapters import LinearAdapters
     from services.worker.step.forward_batch import ForwardBatch
 
 
-def model_reject_reason(model: CausalLM, place: Placement) -> str | None:
+def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
     """Why a model's steps of one token cannot run as a chain here, or None. Another package's family may inherit what
     offers one, and compute something else around its layers."""
     family = type(model)
@@ -37,7 +37,7 @@ def model_reject_reason(model: CausalLM, place: Placement) -> str | None:
     return model.single_row(model.config, place)
 
 
-def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
+def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
     """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
     if place.batch_invariant:
         return "sums in an order of its own"
@@ -50,13 +50,13 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
 
 
-def _weights_reject_reason(place: Placement) -> str | None:
+def _weights_reject_reason(place: LayerPlacement) -> str | None:
     if place.checkpoint is None or place.checkpoint.single_rows:
         return None
     return f"{place.checkpoint.method} has other weights here than those of 4 bits, and of 8 with a scale for each row"
 
 
-def _sizes_reject_reason(config: DecoderConfig, place: Placement) -> str | None:
+def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
     from kernels.reference.fp8_weight import BLOCK
     from kernels.triton.single_row.row_attention import row_attention_takes
     from kernels.triton.single_row.row_linear import row_linear_takes
@@ -99,7 +99,7 @@ class RowKernels:
         """`pdl`: the device has programmatic dependent launch."""
         from kernels.triton.single_row.row_attention import row_attention
         from kernels.triton.single_row.row_experts import row_experts
-        from kernels.triton.single_row.row_linear import Norm, row_linear
+        from kernels.triton.single_row.row_linear import RowNorm, row_linear
         from kernels.triton.single_row.row_low_rank import row_low_rank
         from kernels.triton.single_row.row_narrow import Narrow
 
@@ -107,7 +107,7 @@ class RowKernels:
         self._experts: Callable[..., None] = row_experts
         self._linear: Callable[..., Tensor] = row_linear
         self._add_low_rank: Callable[..., Tensor] = row_low_rank
-        self._norm: Any = Norm
+        self._norm: Any = RowNorm
         self._narrow: Any = Narrow
         self._cos_sin, self._shard = cos_sin, shard
         self._pdl = pdl

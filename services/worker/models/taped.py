@@ -14,8 +14,8 @@ from torch import Tensor
 from kernels.reference.low_rank import AdaptedRows
 from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM, joined
 from services.worker.step.forward_batch import ForwardBatch
 
@@ -23,7 +23,7 @@ PACKAGE = "kernels.cpu"
 SEES_ALL = -1  # of a tree's mask
 
 
-def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) -> str | None:
+def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacement) -> str | None:
     """Why the model's steps cannot be recorded on a tape, or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
@@ -44,7 +44,7 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
 class TapedModel:
     """Stands in for `model`, over the caches that it was recorded with."""
 
-    def __init__(self, model: CausalLM, caches: list[LayerCache], limits: Limits, *, trees: bool = False) -> None:
+    def __init__(self, model: CausalLM, caches: list[LayerCache], limits: WorkerLimits, *, trees: bool = False) -> None:
         """`trees`: drafts may be such."""
         from kernels.cpu.tape import Tape
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import GIB, BlockShape
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.offload import host_region
 from services.worker.offload.block_file import HEADER_BYTES
 from services.worker.offload.disk_store import DiskObserver, DiskStore
@@ -33,12 +33,12 @@ FILE_GRAIN = 4096  # bytes that a file takes up
 
 def open_tiers(
     settings: WorkerSettings,
-    fitting: Limits,
+    fitting: WorkerLimits,
     memory: Sequence[LayerCache],
     shape: BlockShape,
     drafter: Drafter | None,
     *,
-    place: Placement,
+    place: LayerPlacement,
     layout: bytes,
     observer: DiskObserver,
 ) -> Tiers:
@@ -62,7 +62,7 @@ def open_tiers(
             "other",
             field="kv_offloading_disk_size",
         )
-    name = Identity(settings, layout, fitting.layout.groups)
+    name = BlockIdentity(settings, layout, fitting.layout.groups)
     host_memory = _open_host_memory(settings, memory, shape, name, place)
     disk = _open_disk(settings, host_memory, name, observer) if folder else None
     return Tiers(host_memory, disk, name.known)
@@ -88,7 +88,11 @@ def _check_ranks(settings: WorkerSettings) -> None:
 
 
 def _open_host_memory(
-    settings: WorkerSettings, memory: Sequence[LayerCache], shape: BlockShape, name: Identity, place: Placement
+    settings: WorkerSettings,
+    memory: Sequence[LayerCache],
+    shape: BlockShape,
+    name: BlockIdentity,
+    place: LayerPlacement,
 ) -> HostMemory:
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
     if not parent:  # all ranks have as many places, and share the memory out among them
@@ -104,7 +108,9 @@ def _open_host_memory(
     return open_host_memory(memory, num_places, region)
 
 
-def _open_disk(settings: WorkerSettings, host_memory: HostMemory, name: Identity, observer: DiskObserver) -> DiskStore:
+def _open_disk(
+    settings: WorkerSettings, host_memory: HostMemory, name: BlockIdentity, observer: DiskObserver
+) -> DiskStore:
     parent, gib = Path(settings.kv_offloading_disk).expanduser(), settings.kv_offloading_disk_size
     file_bytes = -(-(host_memory.block_bytes + HEADER_BYTES) // FILE_GRAIN) * FILE_GRAIN
     num_places = int(gib * GIB) // file_bytes
@@ -137,7 +143,7 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
         )
 
 
-class Identity:
+class BlockIdentity:
     """What the bytes of this worker's blocks mean, worked out when somebody asks."""
 
     def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:

@@ -27,7 +27,7 @@ _GREETING = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class RowPieces:
     """Of rows that are made and added up one after the other."""
 
     least_rows: int  # of a piece
@@ -41,10 +41,10 @@ class Pieces:
 
 
 # Nothing is computed beside the last piece's copy; a product of fewer rows does not fill a GPU.
-PIECES = Pieces(least_rows=1024, most=4)
+PIECES = RowPieces(least_rows=1024, most=4)
 
 
-class Streams(Protocol):
+class DriverStreams(Protocol):
     """Of a rank's products, and of its copies. Handles of the driver."""
 
     def computing(self) -> int: ...
@@ -83,7 +83,7 @@ class CopiedSums:
     """Both ranks make the same sums in the same order."""
 
     def __init__(
-        self, driver: PeerDriver, region: Tensor, peer: int, streams: Streams, pieces: Pieces = PIECES
+        self, driver: PeerDriver, region: Tensor, peer: int, streams: DriverStreams, pieces: RowPieces = PIECES
     ) -> None:
         """`region`: uint8 [region_bytes()] of this rank, zeros; `peer`: where the other's is, for this one."""
         self.pieces = pieces

@@ -39,7 +39,7 @@ class Move:
     from_place: int
 
 
-class Look(NamedTuple):
+class LayerLook(NamedTuple):
     """At a layer: experts that moved, on all ranks, and what the busiest rank has of the mean."""
 
     moved: int
@@ -69,7 +69,7 @@ class ExpertBalance:
             before, after = (max(look[i] for look in looks) for i in (1, 2))
             log.info("experts moved", step=step_id, moved=moved, busiest_before=before, busiest_after=after)
 
-    def _balance(self, layer: SparseMLP, load: Load) -> Look:
+    def _balance(self, layer: SparseMLP, load: Load) -> LayerLook:
         assert layer.places is not None, "experts are whole"
         held = layer.places.held
         wanted, mean = balanced(load, held), max(1.0, load.sum() / len(held))
@@ -77,7 +77,7 @@ class ExpertBalance:
         if ordered:
             self._move(ordered, layer.experts.packed.by_expert)
             layer.places.assign(wanted)
-        return Look(len(ordered), *(round(busiest(load, each) / mean, 2) for each in (held, wanted)))
+        return LayerLook(len(ordered), *(round(busiest(load, each) / mean, 2) for each in (held, wanted)))
 
     def _move(self, ordered: Sequence[Move], memory: Sequence[Tensor]) -> None:
         """memory: each [places, ...], of one layer of this rank."""

@@ -18,7 +18,7 @@ from services.worker.kv.host_memory import Moving
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.ring import RingReader
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
+from services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
 from services.worker.replica import Replica
 from shared import logs
 from shared.errors import QuireError
@@ -50,7 +50,7 @@ class Lines:
     commands: RingReader
     replies: Connection
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: RankReply) -> None:
         self.replies.send_bytes(reply.encode())
 
 
@@ -62,14 +62,14 @@ def run(lines: Lines, seat: Seat, build: Callable[[Seat], RankReplica]) -> None:
     try:
         with torch.inference_mode():
             part = build(seat)
-            lines.reply(Reply(0, done=True))
+            lines.reply(RankReply(0, done=True))
             Follower(lines, part).follow()
         status = 0
     except Exception as error:
         log.exception("the rank failed", rank=seat.rank)
         status = EXIT_FAILED
         with contextlib.suppress(OSError):  # rank 0 is gone
-            lines.reply(Reply(0, done=False, text=_told(error)))
+            lines.reply(RankReply(0, done=False, text=_told(error)))
     logs.flush()
     os._exit(status)  # torch would wait for CUDA graphs with collectives in them
 
@@ -101,41 +101,41 @@ class Follower:
 
     def follow(self) -> None:
         """Until it is told to stop."""
-        while (command := Command.decode(self._lines.commands.read())).kind != Kind.STOP:
+        while (command := Command.decode(self._lines.commands.read())).kind != CommandKind.STOP:
             try:
                 self._obey(command)
             except Exception as error:
-                self._lines.reply(Reply(command.number, done=False, text=_told(error)))
+                self._lines.reply(RankReply(command.number, done=False, text=_told(error)))
 
     def _obey(self, command: Command) -> None:
         match command.kind:
-            case Kind.PLAN:
+            case CommandKind.PLAN:
                 self._launch(command)
-            case Kind.SETTLE:
+            case CommandKind.SETTLE:
                 if self._in_first_stage:
                     self._replica.settle()
                     self._record(down_to=self._most_in_flight)
-            case Kind.REST:
+            case CommandKind.REST:
                 self._record(down_to=0)
                 self._end_moves()
                 self._grammars.release_all()
                 self._replica.rest()
-                self._lines.reply(Reply(command.number, done=True))
-            case Kind.ORDER:
+                self._lines.reply(RankReply(command.number, done=True))
+            case CommandKind.ORDER:
                 self._record(down_to=0)
-                self._lines.reply(Reply(command.number, done=True, text=self._carry_out(command.body)))
-            case Kind.MOVE:
+                self._lines.reply(RankReply(command.number, done=True, text=self._carry_out(command.body)))
+            case CommandKind.MOVE:
                 order = pb.Transfer.FromString(command.body)
                 self._moves[order.transfer_id] = self._replica.move(order)
-            case Kind.MOVED:
+            case CommandKind.MOVED:
                 moving = self._moves.pop(int.from_bytes(command.body, "little"), None)
                 if moving is not None:  # else it was of an epoch that has ended
                     moving.wait()
-            case Kind.FORGET_CACHE:
+            case CommandKind.FORGET_CACHE:
                 self._replica.forget_cache()
-            case Kind.PREPARE_GRAMMAR:
+            case CommandKind.PREPARE_GRAMMAR:
                 self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
-            case Kind.RELEASE_GRAMMAR:
+            case CommandKind.RELEASE_GRAMMAR:
                 self._grammars.release(command.body)
 
     def _end_moves(self) -> None:
@@ -159,7 +159,7 @@ class Follower:
             self._record(down_to=0)
         flight = self._replica.launch(plan)
         self._flights.append(flight)
-        self._lines.reply(Reply(command.number, done=True, text=fingerprint(flight.inputs)))
+        self._lines.reply(RankReply(command.number, done=True, text=fingerprint(flight.inputs)))
         self._record(down_to=self._most_in_flight)
 
     def _record(self, down_to: int) -> None:

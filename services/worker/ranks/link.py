@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from services.worker.layers.stages import Arrival
+from services.worker.layers.stages import ReturningStates
 
 SPARE_SENDS = 2  # kept beside those of the steps under way, which are as many as there are stages
 
@@ -39,7 +39,7 @@ class PeerLink:
     def send_back(self, x: Tensor) -> None:
         self._put(x, self._back, 0)
 
-    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> Arrival:
+    def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
         x = torch.empty((num_rows, hidden_size), dtype=dtype, device=self._device)
         work = distributed.irecv(x, group=self._back, group_src=1)
         return _OnHost(work, x) if self._side is None else _OnDevice(work, x, self._side)

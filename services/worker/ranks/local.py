@@ -15,7 +15,7 @@ from services.worker.ranks.group import RankFailure
 from services.worker.ranks.hosts.nodes import ALONE, Nodes
 from services.worker.ranks.processes import Rank, RankProcesses
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, Kind, fingerprint
+from services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -76,7 +76,7 @@ class LocalRanks:
             rank.ready = True
 
     def broadcast(self, plan: pb.StepPlan) -> int:
-        return self._send(Kind.PLAN, plan.SerializeToString())
+        return self._send(CommandKind.PLAN, plan.SerializeToString())
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
         own = fingerprint(inputs)
@@ -85,31 +85,31 @@ class LocalRanks:
                 raise RankFailure(f"rank {rank.number} derived another step than rank 0")
 
     def move(self, order: pb.Transfer) -> None:
-        self._send(Kind.MOVE, order.SerializeToString())
+        self._send(CommandKind.MOVE, order.SerializeToString())
 
     def moved(self, transfer_id: int) -> None:
-        self._send(Kind.MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
+        self._send(CommandKind.MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
-        self._send(Kind.PREPARE_GRAMMAR, order.SerializeToString())
+        self._send(CommandKind.PREPARE_GRAMMAR, order.SerializeToString())
 
     def release_grammar(self, grammar_id: bytes) -> None:
-        self._send(Kind.RELEASE_GRAMMAR, grammar_id)
+        self._send(CommandKind.RELEASE_GRAMMAR, grammar_id)
 
     def settle_step(self) -> None:
         if self.seats[0].stages > 1 and self.seats[0].width > 1:
-            self._send(Kind.SETTLE)
+            self._send(CommandKind.SETTLE)
 
     def rest(self) -> None:
-        ticket = self._send(Kind.REST)
+        ticket = self._send(CommandKind.REST)
         for rank in self._ranks:
             rank.reply_to(ticket, PATIENCE_S)
 
     def forget_cache(self) -> None:
-        self._send(Kind.FORGET_CACHE)
+        self._send(CommandKind.FORGET_CACHE)
 
     def order(self, order: pb.DeviceOrder) -> int:
-        return self._send(Kind.ORDER, order.SerializeToString())
+        return self._send(CommandKind.ORDER, order.SerializeToString())
 
     def settle(self, ticket: int) -> list[str]:
         replies = [rank.reply_to(ticket, ORDER_PATIENCE_S) for rank in self._ranks]
@@ -127,7 +127,7 @@ class LocalRanks:
             rank.stopping = True
         if not all(stopping) and timeout_s > 0 and self._writing.acquire(timeout=timeout_s):
             try:
-                stop = Command(0, Kind.STOP).encode()
+                stop = Command(0, CommandKind.STOP).encode()
                 with contextlib.suppress(RankFailure):  # its host hears of the end of the link
                     self._nodes.write(stop)
                 with contextlib.suppress(RankFailure):  # it is ended by force
@@ -138,7 +138,7 @@ class LocalRanks:
             rank.end(deadline)
         self._nodes.close()
 
-    def _send(self, kind: Kind, body: bytes = b"") -> int:
+    def _send(self, kind: CommandKind, body: bytes = b"") -> int:
         """Returns the number that answers have, if there will be some."""
         with self._writing:
             self._number += kind in ANSWERED

@@ -14,8 +14,8 @@ from services.worker.ranks.copied_sums import CopiedSums, GpuStreams, region_byt
 from shared.logs import logger
 
 if TYPE_CHECKING:
-    from kernels.triton.rank_sums import Mailbox
-    from kernels.triton.two_shot_sums import Exchange
+    from kernels.triton.rank_sums import RankMailbox
+    from kernels.triton.two_shot_sums import SumExchange
 
 log = logger("worker.ranks")
 
@@ -31,7 +31,7 @@ CHUNK_BYTES = 16 << 20  # that a rank adds up at a time: it takes as much memory
 PROGRAMS = 64  # of a GPU's multiprocessors: 8 are faster up to 2 MiB by 1 us, and slower above
 
 
-class Store(Protocol):
+class RankStore(Protocol):
     """Where ranks find what others have put there; get() waits for it."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -39,26 +39,26 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def open_mailbox(store: Store, rank: int, size: int, device: torch.device) -> Mailbox | None:
+def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -> RankMailbox | None:
     """Every rank calls it. None where this one cannot reach all others; each has to ask them whether they can."""
-    from kernels.triton.rank_sums import BLOCK, Mailbox, inbox_words
+    from kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
 
     num_blocks = MOST_BYTES // (size - 1) // (4 * BLOCK)
     shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox")
     if shared is None:
         return None
     inboxes = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
-    mailbox = Mailbox(rank, num_blocks, inboxes, torch.zeros(num_blocks, dtype=torch.int32, device=device))
+    mailbox = RankMailbox(rank, num_blocks, inboxes, torch.zeros(num_blocks, dtype=torch.int32, device=device))
     weakref.finalize(mailbox, shared.free)
     return mailbox
 
 
 def open_exchange(
-    store: Store, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
-) -> Exchange | None:
+    store: RankStore, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
+) -> SumExchange | None:
     """The same for sums of many bytes. `name`: of this one, where there are several."""
     from kernels.triton import two_shot_sums
-    from kernels.triton.two_shot_sums import BLOCK_BYTES, Exchange
+    from kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
 
     chunk_bytes = CHUNK_BYTES // (size - 1) // BLOCK_BYTES * BLOCK_BYTES
     shared = _share(store, rank, size, two_shot_sums.region_bytes(size, chunk_bytes), name)
@@ -66,12 +66,12 @@ def open_exchange(
         return None
     regions = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
     calls = torch.zeros(num_programs, dtype=torch.int32, device=device)
-    exchange = Exchange(rank, chunk_bytes, num_programs, regions, calls)
+    exchange = SumExchange(rank, chunk_bytes, num_programs, regions, calls)
     weakref.finalize(exchange, shared.free)
     return exchange
 
 
-def open_copied_sums(store: Store, rank: int, size: int, device: torch.device) -> CopiedSums | None:
+def open_copied_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopiedSums | None:
     """The same for sums beside products, of two ranks; None for more. Each has to ask whether it was greeted."""
     shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
     if shared is None:
@@ -94,7 +94,7 @@ def two_shot_pays(x: torch.Tensor, size: int) -> bool:
     return x.nbytes <= TWO_SHOT_BYTES.get(size, OF_OTHERS) and two_shot_sum_takes(x)
 
 
-def _share(store: Store, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
+def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
     """None where this rank cannot reach all others, which the log says."""
     shared = _SharedMemory()
     try:
@@ -115,7 +115,7 @@ class _SharedMemory:
         self._others: list[int] = []
         self.addresses: list[int] = []  # by rank, once exchanged
 
-    def exchange(self, store: Store, rank: int, size: int, num_bytes: int, name: str) -> None:
+    def exchange(self, store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> None:
         """`name`: under which they are found. Whatever fails here, the others learn of it. Raises OSError,
         PeerMemoryError."""
         handle = b""

@@ -17,7 +17,7 @@ from services.worker.ranks.follower import Lines, RankReplica
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.ring import Ring
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Reply
+from services.worker.ranks.wire import RankReply
 
 # Looks at a rank, of check(), between two signs of life. Looks and not a clock: where the whole group has been stopped
 # and goes on, nobody is taken for dead.
@@ -33,7 +33,7 @@ class Rank(Protocol):
     ready: bool
     stopping: bool
 
-    def reply_to(self, number: int, patience_s: float) -> Reply:
+    def reply_to(self, number: int, patience_s: float) -> RankReply:
         """Answers to commands that rank 0 gave up are passed over. Raises RankFailure."""
 
     def check(self) -> None:
@@ -56,13 +56,13 @@ class RankProcess:
     _pulse: int = 0
     _silent_looks: int = 0
 
-    def reply_to(self, number: int, patience_s: float) -> Reply:
+    def reply_to(self, number: int, patience_s: float) -> RankReply:
         deadline = time.monotonic() + patience_s
         while True:
             try:
                 if not self.replies.poll(max(0.0, deadline - time.monotonic())):
                     raise self._failure(f"has not answered within {patience_s:.0f} s")
-                reply = Reply.decode(self.replies.recv_bytes())
+                reply = RankReply.decode(self.replies.recv_bytes())
             except (EOFError, OSError):
                 raise self._failure("is gone") from None
             if not reply.done:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.peer_memory import Store, open_copied_sums, open_exchange, open_mailbox, two_shot_pays
+from services.worker.ranks.peer_memory import RankStore, open_copied_sums, open_exchange, open_mailbox, two_shot_pays
 
 if TYPE_CHECKING:
-    from kernels.triton.rank_sums import Mailbox
-    from kernels.triton.two_shot_sums import Exchange
+    from kernels.triton.rank_sums import RankMailbox
+    from kernels.triton.two_shot_sums import SumExchange
 
 # By the name that torch has for it: a newer one, or that of 2.11.
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -37,7 +37,7 @@ class Beside(Protocol):
 
 
 # By device; each gives None where this rank cannot, and the others are asked.
-BESIDE: dict[str, Callable[[Store, int, int, torch.device], Beside | None]] = {"cuda": open_copied_sums}
+BESIDE: dict[str, Callable[[RankStore, int, int, torch.device], Beside | None]] = {"cuda": open_copied_sums}
 
 
 class Together:
@@ -46,8 +46,8 @@ class Together:
     def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
         """`group`: None for that of all ranks."""
         self._size, self._device, self._group = size, device, group
-        self._mailbox: Mailbox | None = None
-        self._exchange: Exchange | None = None
+        self._mailbox: RankMailbox | None = None
+        self._exchange: SumExchange | None = None
         self._beside: Beside | None = None
 
     @property
@@ -67,7 +67,7 @@ class Together:
         """Many rows are added up beside what makes them."""
         return self._beside is not None
 
-    def open_peer_memory(self, store: Store, rank: int) -> None:
+    def open_peer_memory(self, store: RankStore, rank: int) -> None:
         """Sums are then the work of one kernel of our own, up to the size from which NCCL is faster, if all ranks can
         write to each other."""
         mailbox = open_mailbox(store, rank, self._size, self._device)
@@ -78,7 +78,7 @@ class Together:
         if self.least(int(exchange is not None)):
             self._exchange = exchange
 
-    def open_beside(self, store: Store, rank: int) -> None:
+    def open_beside(self, store: RankStore, rank: int) -> None:
         """Many rows are then added up beside what makes them, if all ranks can."""
         opener = BESIDE.get(self._device.type)
         if opener is None:

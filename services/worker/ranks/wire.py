@@ -19,7 +19,7 @@ HEAD = struct.Struct("<QB")
 TRANSFER_ID_BYTES = 8
 
 
-class Kind(enum.IntEnum):
+class CommandKind(enum.IntEnum):
     """Of a command."""
 
     PLAN = 1
@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
     MOVED = 10
 
 
-ANSWERED = frozenset({Kind.PLAN, Kind.REST, Kind.ORDER})
+ANSWERED = frozenset({CommandKind.PLAN, CommandKind.REST, CommandKind.ORDER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Command:
     """From rank 0."""
 
     number: int
-    kind: Kind
+    kind: CommandKind
     body: bytes = b""
 
     def encode(self) -> bytes:
@@ -51,11 +51,11 @@ class Command:
     @classmethod
     def decode(cls, data: bytes) -> Command:
         number, kind = HEAD.unpack_from(data)
-        return cls(number, Kind(kind), data[HEAD.size :])
+        return cls(number, CommandKind(kind), data[HEAD.size :])
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class RankReply:
     """To rank 0."""
 
     number: int  # the command's; 0: the rank is ready
@@ -66,7 +66,7 @@ class Reply:
         return HEAD.pack(self.number, self.done) + self.text
 
     @classmethod
-    def decode(cls, data: bytes) -> Reply:
+    def decode(cls, data: bytes) -> RankReply:
         number, done = HEAD.unpack_from(data)
         return cls(number, bool(done), data[HEAD.size :])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.spec_decode.config import SpeculativeConfig
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import WorkerSettings
@@ -34,7 +34,7 @@ PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which ther
 
 def check(
     settings: WorkerSettings,
-    place: Placement,
+    place: LayerPlacement,
     drafting: SpeculativeConfig | None,
     *,
     is_latent: bool = False,
@@ -63,7 +63,7 @@ def check(
 
 
 def _excluded(
-    settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None, is_latent: bool
+    settings: WorkerSettings, place: LayerPlacement, drafting: SpeculativeConfig | None, is_latent: bool
 ) -> Iterator[str]:
     """Why the settings do not go together with it."""
     if drafting is not None and drafting.rejection_sample_method == "standard":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from services.worker.graphs.step_edges import SlotMemory
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.context import Context, Peers
-    from services.worker.lora.adapters import Adapters
+    from services.worker.lora.adapters import NumberedAdapters
     from services.worker.runner.step_batches import StepBatches
     from services.worker.sampling.sampler import Sampled
     from services.worker.step.forward_batch import ForwardBatch
@@ -35,7 +35,7 @@ WORD_BYTES = 8  # in which rows of a cache are copied, where they are of so many
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class PageExchange:
     """Of keys and values in one KV group's pages, whatever their dtype."""
 
     peers: Peers
@@ -62,7 +62,7 @@ def _words(cache: Tensor) -> Tensor:
 class ContextParallel:
     """Of a rank that has others beside it."""
 
-    def __init__(self, context: Context, adapters: Adapters | None) -> None:
+    def __init__(self, context: Context, adapters: NumberedAdapters | None) -> None:
         self._context, self._adapters = context, adapters
 
     def shares(self, inputs: StepInputs, most_recorded: int = 0) -> TokenShares | None:
@@ -107,6 +107,6 @@ class ContextParallel:
         mappings = flat.long().view(num_groups, shares.size, shares.most)
         rank, peers = self._context.rank, self._context.peers
         return batch.with_exchanges(
-            [Exchange(peers, mapping[rank], mapping) for mapping in mappings],
+            [PageExchange(peers, mapping[rank], mapping) for mapping in mappings],
             of_last=batches.caches[-1].group if batches.caches else 0,
         )

@@ -29,7 +29,7 @@ from services.worker.heads.port import HeadLaunch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.pages_ahead import PagesAhead
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.runner.context_parallel import ContextParallel
 from services.worker.runner.output import Launch
 from services.worker.runner.pipeline import RunnerStage, StageLaunch
@@ -66,7 +66,7 @@ class ModelRunner:
         model: Model,
         heads: Heads,
         device: Device,
-        adapters: Adapters | None = None,
+        adapters: NumberedAdapters | None = None,
         marks: TextMarks | None = None,
     ) -> None:
         self.heads = heads

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from services.worker.device.staging import Staging
     from services.worker.graphs.recorded_steps import ReadyStep
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.stages import Arrival, Stage
+    from services.worker.layers.stages import ReturningStates, Stage
     from services.worker.models.causal_lm import CausalLM
     from services.worker.step.forward_batch import ForwardBatch
     from services.worker.step.slots import Rows
@@ -49,7 +49,7 @@ class StageLaunch(Protocol):
 class PendingStep:
     """A step of the first stage: it waits for what the others make of it."""
 
-    def __init__(self, inputs: StepInputs, arrival: Arrival | None, num_wanted: int, end: End) -> None:
+    def __init__(self, inputs: StepInputs, arrival: ReturningStates | None, num_wanted: int, end: End) -> None:
         self.inputs = inputs
         self._arrival, self._num_wanted, self._end = arrival, num_wanted, end
         self._launch: Launch | None = None

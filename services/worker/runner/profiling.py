@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.runner.model_runner import ModelRunner
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_BLOCKS
 from services.worker.step.step_inputs import StepInputs
@@ -18,11 +18,11 @@ from shared.pb.common.v1 import sampling_pb2
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
 
-def run_largest_steps(runner: ModelRunner, limits: Limits, kept_drafts: int = 0) -> None:
+def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
     """One prompt that fills a step, then every slot decoding. All keys and values are stored in the null block.
     `kept_drafts`: of a slot, in layers with states, which then take their memory for them."""
     for slot in range(limits.max_num_seqs):
-        runner.heads.admit(slot, Admission(sampling=COSTLY))
+        runner.heads.admit(slot, SlotAdmission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
         inputs = _inputs(num_rows, count, limits)
         if kept_drafts:
@@ -35,7 +35,7 @@ def run_largest_steps(runner: ModelRunner, limits: Limits, kept_drafts: int = 0)
         runner.heads.release(slot)
 
 
-def _inputs(num_rows: int, count: int, limits: Limits) -> StepInputs:
+def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
     """`num_rows` sequences of `count` tokens each."""
     slots = np.arange(num_rows)
     positions = np.tile(np.arange(count, dtype=np.int32), num_rows)

@@ -13,7 +13,7 @@ from services.worker.device.device import Device
 from services.worker.device.staging import Staging, upload
 from services.worker.graphs.step_edges import SlotMemory
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.step.drafted_states import drafted_states
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
@@ -52,7 +52,7 @@ class StepBatches:
         caches: list[LayerCache],
         memory: SlotMemory,
         *,
-        adapters: Adapters | None,
+        adapters: NumberedAdapters | None,
         marks: TextMarks | None,
     ) -> None:
         self.caches, self.staging = caches, staging

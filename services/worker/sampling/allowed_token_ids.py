@@ -9,7 +9,7 @@ from torch import Tensor
 from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 
 
@@ -20,7 +20,7 @@ class AllowedTokenIds:
         self._vocab_size = part.vocab_size
         self._entries = SlotEntries(part, device)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.sampling.allowed_token_ids:
             return
         ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))

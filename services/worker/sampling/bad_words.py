@@ -12,7 +12,7 @@ from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.output_tails import BoundTails, OutputTails
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import I32
@@ -29,7 +29,7 @@ class BadWords:
         self._words: dict[int, Sequence[I32]] = {}
         self._tails = OutputTails(num_slots, device)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         words = [columns.i32(word) for word in admission.bad_word_token_ids if word]
         if not words:
             return

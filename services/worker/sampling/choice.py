@@ -13,7 +13,7 @@ from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.sampling.vocabulary.columns import ChoiceColumns
 from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared.greedy import is_greedy
 from shared.pb.common.v1 import sampling_pb2
@@ -21,7 +21,7 @@ from shared.pb.common.v1 import sampling_pb2
 FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
 
 
-class Choice:
+class SlotChoice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW) -> None:
@@ -34,7 +34,7 @@ class Choice:
         self.min_p = np.zeros(num_slots, dtype=np.float32)
         self.seed = np.zeros(num_slots, dtype=np.int64)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
         temperature = _value(sampling, "temperature", 1.0)
         greedy = is_greedy(temperature)
@@ -59,7 +59,7 @@ class Choice:
 class BoundChoice:
     """The columns of some rows, on the device; None where no row uses one."""
 
-    def __init__(self, choice: Choice, slots: Rows, vocabulary: Vocabulary) -> None:
+    def __init__(self, choice: SlotChoice, slots: Rows, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._device = choice.device
         self._columns = ChoiceColumns(

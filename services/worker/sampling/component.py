@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
@@ -45,7 +45,7 @@ class Bound(Protocol):
 class SlotState(Protocol):
     """What a feature knows of slots."""
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Takes note of a new sequence. Raises InvalidArgument for what it cannot do."""
 
     def release(self, slot: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Bound, Positions
 from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import inner_json, plugins
 from shared.errors import InvalidArgument, QuireError
@@ -29,7 +29,7 @@ Arguments = Mapping[str, Any]
 class LogitsProcessor(Protocol):
     """A component of the sampler that is told only of sequences which ask for it, and with which arguments."""
 
-    def admit(self, slot: int, arguments: Arguments, admission: Admission) -> None:
+    def admit(self, slot: int, arguments: Arguments, admission: SlotAdmission) -> None:
         """Takes note of a new sequence. Whatever it raises ends that sequence as an invalid argument."""
 
     def release(self, slot: int) -> None:
@@ -55,7 +55,7 @@ class LogitsProcessors:
         self._vocabulary, self._device = vocabulary, device
         self._slots: set[int] = set()  # that name any
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if admission.sampling.logits_processors:
             self._slots.add(slot)
         for name, written in sorted(admission.sampling.logits_processors.items()):

@@ -12,7 +12,7 @@ from services.worker.device.staging import upload
 from services.worker.sampling.component import check_token_ids
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import F32, I32, U32
@@ -24,7 +24,7 @@ UNASKED = -1
 UNNAMED = -1
 
 
-class Logprobs:
+class SlotLogprobs:
     """How many entries each slot asked for, or which."""
 
     def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
@@ -36,7 +36,7 @@ class Logprobs:
         self._named: dict[int, I32] = {}  # by slot
         self._beams: set[int] = set()
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
         if sampling.HasField("beam_search"):
             self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # what the search needs, whatever the limit

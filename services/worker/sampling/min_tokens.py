@@ -9,7 +9,7 @@ from torch import Tensor
 from services.worker.sampling.component import Positions
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 
@@ -21,7 +21,7 @@ class MinTokens:
         self._vocab_size = part.vocab_size
         self._entries = SlotEntries(part, device)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.sampling.min_tokens:
             return
         eos = columns.u32(admission.eos_token_ids)

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import I32
@@ -39,7 +39,7 @@ class Penalties:
         self.output_counts: Tensor = torch.zeros((0, part.size), dtype=torch.int32, device=device)
         self.in_prompt: Tensor = torch.zeros((0, part.size), dtype=torch.bool, device=device)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
         repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
         if repetition == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:

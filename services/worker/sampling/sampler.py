@@ -13,11 +13,11 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
-from services.worker.sampling.choice import FEW, BoundChoice, Choice
+from services.worker.sampling.choice import FEW, BoundChoice, SlotChoice
 from services.worker.sampling.component import Bound, Component, Positions, SlotState
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.logits_processors import LogitsProcessors, Make
-from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
+from services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
@@ -25,7 +25,7 @@ from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.sampling.top_n_sigma import TopNSigma
 from services.worker.sampling.vocabulary.port import Vocabulary
 from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import NO_SLOTS, Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
@@ -148,7 +148,7 @@ class Sampler:
         self.vocabulary: Vocabulary = vocabulary or self._all_tokens
         part = self.vocabulary.part
         mode = LogprobsMode.of(logprobs_mode, self.vocabulary, ties_by_id=batch_invariant)
-        self.logprobs = Logprobs(num_slots, max_logprobs, device, mode)
+        self.logprobs = SlotLogprobs(num_slots, max_logprobs, device, mode)
         self.grammar_masks = GrammarMasks(num_slots, part, grammars, ops, device)
         made = {name: make(num_slots, vocab_size, device) for name, make in processors.items()}
         self._features: list[Component] = [
@@ -163,11 +163,11 @@ class Sampler:
             TopNSigma(self.vocabulary, device),  # of what can be chosen at all
         ]
         self._parts: list[SlotState] = [self.logprobs, *self._features]
-        self._choice = Choice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW)
+        self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW)
         self._bindings: _Bindings | None = None
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
         self._bindings = None
         self._choice.admit(slot, admission)

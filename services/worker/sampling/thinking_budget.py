@@ -13,7 +13,7 @@ from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
 from services.worker.sampling.output_tails import OutputTails, shifted
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import I32
@@ -24,7 +24,7 @@ FIRST = 1e5  # a logit above all others by more than any temperature or noise ma
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReasoningSection:
     """How long a slot's reasoning may be, and its marks."""
 
     budget: int
@@ -39,18 +39,18 @@ class ThinkingBudget:
     def __init__(self, num_slots: int, part: VocabPart, device: torch.device) -> None:
         self.part = part
         self._device = device
-        self._sections: dict[int, Section] = {}
+        self._sections: dict[int, ReasoningSection] = {}
         self.tails = OutputTails(num_slots, device)
         self.counts: Tensor = torch.full((num_slots,), OUTSIDE, dtype=torch.int32, device=device)
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.sampling.HasField("thinking_token_budget"):
             return
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)
         check_token_ids(np.concatenate((start, end)), self.part.vocab_size, "thinking_token_budget")
         tokens = columns.i32(admission.token_ids)
         budget, has_form = admission.sampling.thinking_token_budget, bool(admission.grammar_id)
-        self._sections[slot] = Section(budget, start, end, has_form)
+        self._sections[slot] = ReasoningSection(budget, start, end, has_form)
         self.tails.begin(slot, tokens, max(len(start), len(end)))
         self.counts[slot] = _open_tokens(tokens, start, end)
 
@@ -70,7 +70,7 @@ class BoundThinkingBudget:
     """Patterns are right-aligned with the tails, [num_active, width], ANY in front."""
 
     def __init__(
-        self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[Section], device: torch.device
+        self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[ReasoningSection], device: torch.device
     ) -> None:
         self._owner = owner
         width = owner.tails.width

@@ -12,7 +12,7 @@ from torch import Tensor
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 
 
@@ -23,7 +23,7 @@ class TopNSigma:
         self._vocabulary, self._device = vocabulary, device
         self._slots: dict[int, float] = {}
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if admission.sampling.top_n_sigma > 0:
             self._slots[slot] = admission.sampling.top_n_sigma
 

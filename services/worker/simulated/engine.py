@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from services.worker.attach.attachment import Attachment
 from services.worker.kv.held_blocks import HeldReport
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.simulated.timing import Timing
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.slots import SlotTable, Step
 from services.worker.step.step_inputs import StepInputs, assemble
@@ -27,7 +27,7 @@ U64 = npt.NDArray[np.uint64]
 class SimulatedEngine:
     """One step after the other, each for as long as `timing` says. A token is a function of (seed, position)."""
 
-    def __init__(self, limits: Limits, vocab_size: int, timing: Timing) -> None:
+    def __init__(self, limits: WorkerLimits, vocab_size: int, timing: Timing) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
         self._timing = timing
@@ -96,7 +96,7 @@ class SimulatedEngine:
             receiver.break_off(f"step {plan.step_id} breaks the session: {violation}")
             return
         for admission in step.admitted:
-            self._seeds[admission.slot] = Admission.of(admission).sampling.seed % 2**64
+            self._seeds[admission.slot] = SlotAdmission.of(admission).sampling.seed % 2**64
         inputs = assemble(step, self._table)
         await self._take_time(step, inputs)
         if receiver is self._receiver:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.worker import limits as worker_limits
 from services.worker.attach import hello
-from services.worker.attach.session import Session
+from services.worker.attach.session import Attachments
 from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
 from shared import logs
@@ -65,7 +65,7 @@ class SimulatedWorker:
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
         said = hello.of_limits(settings, name, address, limits)
         said.device = "simulated"
-        self._session = Session(settings, self._engine, said, self, shutdown)
+        self._session = Attachments(settings, self._engine, said, self, shutdown)
 
     async def run(self) -> None:
         await lifecycle.first(self._session.run(), self._engine.run())

@@ -16,7 +16,7 @@ from shared.errors import ResourceExhausted
 DONT_NEED = 4  # MADV_DONTNEED: pages of private memory are zeros when they are next used
 
 
-class Region(Protocol):
+class SleepRegion(Protocol):
     """Its content is lost when it is given back."""
 
     @property
@@ -29,7 +29,7 @@ class Region(Protocol):
         """Zeros. Raises ResourceExhausted if others have it; then it is not taken."""
 
 
-class HostRegion:
+class PagedRegion:
     """What tensors on the CPU lie in, to whole pages."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -26,7 +26,7 @@ METHODS = {
     "eagle3": "services.worker.spec_decode.methods.eagle3:Eagle3",
     "medusa": "services.worker.spec_decode.methods.medusa:Medusa",
     "mtp": "services.worker.spec_decode.methods.mtp:Mtp",
-    "grammar": "services.worker.spec_decode.methods.grammar:Grammar",
+    "grammar": "services.worker.spec_decode.methods.grammar:GrammarDrafts",
 }
 WITH_TREES = ("eagle", "eagle3", "medusa")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading.loader import Loader
 from services.worker.sampling.sampler import Sampler
@@ -18,12 +18,12 @@ from services.worker.spec_decode.slot_table import DraftingSlotTable
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DraftTarget:
     """Whom drafts are for."""
 
     model: CausalLM
-    place: Placement
-    limits: Limits  # as wished: memory is not measured yet
+    place: LayerPlacement
+    limits: WorkerLimits  # as wished: memory is not measured yet
     attention_backend: str  # the setting
     loader: Loader
     folder: Path  # of its checkpoint
@@ -37,7 +37,7 @@ class DrafterWorker:
     history: TokenHistory
     table: DraftingSlotTable
     sampler: Sampler
-    limits: Limits
+    limits: WorkerLimits
 
 
 class Drafter(Protocol):

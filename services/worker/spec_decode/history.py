@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.step.slots import Rows
 from shared.columns import I32
 
@@ -22,7 +22,7 @@ class TokenHistory:
     also says how many sequences had begun when it was launched.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         num_slots = limits.max_num_seqs
         self._tokens = np.zeros((num_slots, limits.max_model_len + 1), dtype=np.int32)
         self._lengths = np.zeros(num_slots, dtype=np.int32)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 from services.worker.heads.features import FeaturesHead
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.sampling.accept import CHOICES
 from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
+from services.worker.spec_decode.drafter import Drafter, DrafterWorker, DraftTarget
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.methods.grammar import JumpForward
 from services.worker.spec_decode.registry import open_drafter
@@ -62,7 +62,7 @@ def _no_tree(reason: str) -> InvalidArgument:
     return InvalidArgument(f"{field}.speculative_token_tree: {reason}", field=field)
 
 
-def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
+def drafter_for(drafting: SpeculativeConfig | None, target: DraftTarget, wanted: WorkerLimits) -> Drafter | None:
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
         raise InvalidArgument(
@@ -76,7 +76,7 @@ def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limi
 
 
 def start_speculation(
-    config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
+    config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: WorkerLimits
 ) -> Speculation:
     history = TokenHistory(fitting)
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))

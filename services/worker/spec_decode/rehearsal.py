@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.replica import Replica
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.speculation import Speculation
@@ -43,13 +43,13 @@ def rehearse(replica: Replica, speculation: Speculation) -> None:
     log.info("drafts rehearsed", seconds=round(time.perf_counter() - started, 2))
 
 
-def _fits(limits: Limits, size: int, longest: int) -> bool:
+def _fits(limits: WorkerLimits, size: int, longest: int) -> bool:
     blocks = size * _blocks_of(limits, longest)
     room = blocks < limits.num_blocks and longest <= limits.max_model_len
     return room and size <= limits.max_num_seqs and size * longest <= limits.max_num_batched_tokens
 
 
-def _blocks_of(limits: Limits, num_tokens: int) -> int:
+def _blocks_of(limits: WorkerLimits, num_tokens: int) -> int:
     """Of one sequence, in all KV groups."""
     return -(-num_tokens // limits.block_size) * limits.num_groups
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.step.drafted_states import Lags
 from services.worker.step.plan_violation import require
@@ -21,7 +21,7 @@ class DraftingSlotTable(SlotTable):
 
     drafts = True
 
-    def __init__(self, limits: Limits, num_speculative_tokens: int) -> None:
+    def __init__(self, limits: WorkerLimits, num_speculative_tokens: int) -> None:
         super().__init__(limits)
         self.num_speculative_tokens = num_speculative_tokens
         self.num_draft_tokens = 0  # most of a slot, as last ordered

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.drafts import Drafts
@@ -39,7 +39,7 @@ class Speculation:
         proposer: Proposer,
         history: TokenHistory,
         table: DraftingSlotTable,
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         adaptive: bool,
         constrained_only: bool = False,

@@ -14,7 +14,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class SlotAdmission:
     """What heads are told of a sequence. Columns as in worker.proto."""
 
     token_ids: bytes = b""  # every known token: the prompt, then output so far
@@ -47,7 +47,7 @@ class Admission:
         return tuple(name for name, value in given.items() if value) if self.sampling.allowed_token_ids else ()
 
     @classmethod
-    def of(cls, wire: pb.Admission) -> Admission:
+    def of(cls, wire: pb.Admission) -> SlotAdmission:
         """Raises InvalidArgument for params that are none (schedulers pass them on unread), and for those that name
         another kind of ending than the scheduler counts on."""
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.drafted_states import Lags
 from services.worker.step.plan_violation import require
@@ -86,7 +86,7 @@ class SlotTable:
 
     drafts = False  # plans say whose new blocks are, and slots may advance by several tokens
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
         self.block_size = limits.block_size
         num_slots = limits.max_num_seqs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared.errors import InvalidArgument
 
@@ -22,7 +22,7 @@ class TextMarks:
         self._second_from: dict[int, int] = {}
         self._num_seen: dict[int, int] = {}
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if admission.num_seen_tokens:
             self._num_seen[slot] = admission.num_seen_tokens
         if not admission.second_text_from:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.structured.fair_filler import SLOW_TOKEN_S, TokenPace
 from services.worker.structured.port import Matcher
 from shared import columns
@@ -20,7 +20,7 @@ MASK_BITS = 32
 class Constrained:
     """A sequence under a grammar."""
 
-    def __init__(self, slot: int, matcher: Matcher, admission: Admission, vocab_size: int) -> None:
+    def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
         self.slot = slot
         self.matcher = matcher
         self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]

@@ -16,7 +16,7 @@ from kernels import Ops
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.constrained import Constrained
@@ -52,7 +52,7 @@ class GrammarMasks:
             self._maker = MaskMaker(self._num_slots, self.part.vocab_size, self._grammars, self.device)
         return self._maker
 
-    def admit(self, slot: int, admission: Admission) -> None:
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.grammar_id:
             return
         grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None

@@ -11,7 +11,7 @@ from services.worker import limits
 from services.worker.attention.backends import block_size_for
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_encoder, read_model_config
 from services.worker.spec_decode import config as speculative_config
@@ -71,7 +71,7 @@ def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
     return speculative_config.tree_of(drafting) is not None
 
 
-def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
+def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerLimits) -> ModelShape:
     """What there is to compile for: the part of a rank."""
     from kernels.triton.precompile import precompile
     from kernels.triton.single_row.row_attention import row_attention_takes

@@ -11,7 +11,7 @@ import grpc.aio
 from shared.errors import Unauthenticated, Unavailable
 from shared.pb.common.v1 import handshake_pb2 as pb
 from shared.rpc import channel
-from shared.rpc.parts import Stream
+from shared.rpc.parts import CallStream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from shared.security.secret_file import SecretFile
 from shared.settings.base import Settings
@@ -38,7 +38,7 @@ class Dialler:
         """With the certificates as they are now."""
         return channel.connect(address, self._tls, channel.SERVICE_MESSAGE_BYTES)
 
-    async def meet(self, stream: Stream, message: Any, service: str, address: str, *, known: bool) -> None:
+    async def meet(self, stream: CallStream, message: Any, service: str, address: str, *, known: bool) -> None:
         """Before anything else on `stream`. `message`: the type that its client sends; `known`: the address is from the
         settings, not from others. Raises Unauthenticated if the server cannot prove itself."""
         if self._secret is None:
@@ -57,7 +57,7 @@ class Dialler:
             proof = meeting.proof(self._secret.first, "client")
             await stream.write(message(handshake=pb.Handshake(proof=pb.Proof(proof=proof))))
 
-    async def _challenge(self, stream: Stream, address: str) -> pb.Challenge:
+    async def _challenge(self, stream: CallStream, address: str) -> pb.Challenge:
         reply = await stream.read()
         if reply is grpc.aio.EOF:
             raise Unavailable(f"{address} closed the session before it opened")

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
 from shared.logs import logger
 from shared.pb.common.v1 import handshake_pb2 as pb
-from shared.rpc.parts import Stream
+from shared.rpc.parts import CallStream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from shared.security.secret_file import SecretFile
 
@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 log = logger("trust")
 
 
-class Door:
+class ServiceDoor:
     """Of one service that others dial. Without a secret everybody is let in, and whoever wants a proof is told."""
 
     def __init__(self, secret: SecretFile | None, name: str) -> None:
@@ -74,7 +74,7 @@ class Door:
             f"the caller wants proof of the cluster secret, and {self._name} has none: set its cluster_secret_file"
         )
 
-    async def _ask(self, stream: Stream, message: Any, service: str, secret: SecretFile) -> str:
+    async def _ask(self, stream: CallStream, message: Any, service: str, secret: SecretFile) -> str:
         introduction = (await self._next(stream, "introduction")).introduction
         self._check(introduction)
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -108,7 +108,7 @@ class Door:
                 f"{self.address}: somebody stands between"
             )
 
-    async def _next(self, stream: Stream, step: str) -> pb.Handshake:
+    async def _next(self, stream: CallStream, step: str) -> pb.Handshake:
         try:
             received = await stream.read()
         except DecodeError:

@@ -13,7 +13,7 @@ import torch
 
 from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.bundled import FOLDER
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import InvalidArgument, NotFound
 from tests.e2e.conftest import running_cluster
 from tests.e2e.encoders.test_classifying import DOCUMENTS, QUERY, tokenizer
@@ -60,11 +60,11 @@ def test_each_input_goes_through_its_adapter(served: tuple[str, dict[str, Any]])
             [expected(models[name], text) for name, text in texts], abs=1e-4
         )
         mixed = llm.embed([QUERY, QUERY], lora_request=[None, OWN])
-        alone = llm.client.embed(QUERY), llm.client.embed(QUERY, Options(model="own"))
+        alone = llm.client.embed(QUERY), llm.client.embed(QUERY, RequestOptions(model="own"))
         assert mixed == [alone[0][0], alone[1][0]]
         assert mixed[0] != mixed[1]
         assert llm.encode(QUERY, lora_request=OWN, pooler="all") == llm.client.encode(
-            QUERY, Options(model="own"), pooler="all"
+            QUERY, RequestOptions(model="own"), pooler="all"
         )
         with pytest.raises(InvalidArgument, match="lora_request: 1 for 2 prompts"):
             llm.embed([QUERY, QUERY], lora_request=[OWN])
@@ -97,4 +97,4 @@ async def test_asyncio_has_the_same(served: tuple[str, dict[str, Any]]) -> None:
             await llm.embed(QUERY, lora_request=LoRARequest("own"))
         assert await llm.load_lora_adapter("own", "own") == 1
         with pytest.raises(InvalidArgument, match="lora_request: 'own' is the model; options name 'x'"):
-            await llm.embed(QUERY, Options(model="x"), lora_request=OWN)
+            await llm.embed(QUERY, RequestOptions(model="x"), lora_request=OWN)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from quire import LLM, AsyncLLM, Client, LoRARequest, SamplingParams
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import InvalidArgument, NotFound, Unauthenticated
 from shared.security import secret_file
 from tests.waiting import until
@@ -126,7 +126,7 @@ def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
             answers = list(pool.map(lambda name: ask(cluster, name), ["pirate", "json", "late", "other"] * 2))
         assert answers[:3] == answers[4:7] == ["Ahoy! 68 Arr!", '{"answer": "68"}', '{"answer": "68"}']
         chosen = client.generate(
-            PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), Options(model="other")
+            PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), RequestOptions(model="other")
         )
         assert chosen[0].text == complete(cluster, "other")["choices"][0]["text"]
         assert client.unload_adapter("late") == 0

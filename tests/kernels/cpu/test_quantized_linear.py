@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import cpu
-from kernels.cpu.quantized_layers import PackedCodes, PackedIntegers
+from kernels.cpu.quantized_layers import PackedCodes, PackedEightBits
 from kernels.cpu.tape import Tape
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.reference.quantized_linear import quantized_linear as reference
@@ -107,7 +107,7 @@ MET_BY_INTEGERS = {
 def test_activations_become_integers_where_the_weight_says_so(name):
     weight = MET_BY_INTEGERS[name]()
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
-    if type(packed) is not PackedIntegers:
+    if type(packed) is not PackedEightBits:
         pytest.skip("this processor does not multiply integers of 8 bits: activations stay as they are")
     for rows in ROWS:
         x = torch.randn(rows, weight.codes.size(1)).to(BFLOAT16)
@@ -161,7 +161,7 @@ def test_activations_stay_as_they_are_beside_weights_that_integers_do_not_meet(o
     weight = other(MET_BY_INTEGERS["a scale a token"]())
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
     x = torch.randn(5, 416).to(BFLOAT16)
-    assert type(packed) is not PackedIntegers
+    assert type(packed) is not PackedEightBits
     assert close(cpu.quantized_linear(x, packed), x, weight, packed)
 
 
@@ -171,7 +171,7 @@ def test_is_recorded_on_a_tape(activations):
     if activations is not None:
         weight = replace(signed(64, 128), activations=activations)
     packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
-    if type(packed) not in (PackedCodes, PackedIntegers):
+    if type(packed) not in (PackedCodes, PackedEightBits):
         pytest.skip("this processor has no look-ups of bytes: weights are widened at load")
     x, tape = torch.randn(9, 128).to(BFLOAT16), Tape(num_tokens=9)
     with tape.recording():

@@ -12,7 +12,7 @@ from kernels.reference.linear import LinearWeight
 from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from kernels.triton import low_rank
 from kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
-from kernels.triton.single_row.row_linear import Norm, RowTile, row_linear, row_narrow_as_cut
+from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, row_narrow_as_cut
 from kernels.triton.single_row.row_low_rank import row_low_rank
 from kernels.triton.single_row.row_narrow import Narrow
 from tests.kernels.triton.closeness import assert_close
@@ -144,7 +144,7 @@ def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
     dtype, updates = torch.float16, [None, update(device, torch.float16, 256, (64,), (20,))]
     packed = triton.prepare_low_rank(updates, 256, (64,), dtype, most_rank=20, device=device)
     x, starts = torch.randn(1, 256).to(device, dtype), adapted([1], 2, device).starts
-    norm = Norm(torch.randn(256).to(device, dtype), 1e-5) if normed else None
+    norm = RowNorm(torch.randn(256).to(device, dtype), 1e-5) if normed else None
     beside, alone = (Narrow(packed, starts, torch.zeros(packed.most_ranks, device=device, dtype=dtype)) for _ in "ab")
     row_linear(x, LinearWeight(torch.randn(64, 256).to(device, dtype), None), norm=norm, narrow=beside)
     row_narrow_as_cut(x, alone, norm, pdl=False)
@@ -217,7 +217,7 @@ def test_a_single_row_in_the_chain(dtype, device, after, number):
         None,
     ]
     x, weight = torch.randn(1, in_features).to(device, dtype), torch.randn(out, in_features).to(device, dtype) / 16
-    norm = Norm(torch.randn(in_features).to(device, dtype), 1e-5)
+    norm = RowNorm(torch.randn(in_features).to(device, dtype), 1e-5)
     residual = torch.randn(1, out).to(device, dtype) if after == "residual" else None
     rows = adapted([number], len(updates), device)
     packed = triton.prepare_low_rank(updates, in_features, sizes, dtype, most_rank=70, device=device)

@@ -7,7 +7,7 @@ import torch
 
 from kernels.reference.rank_sums import sum_of_ranks as reference
 from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
-from kernels.triton.rank_sums import BLOCK, Mailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
+from kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
 
 SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
 NUM_BLOCKS = 3
@@ -22,7 +22,7 @@ class Host:
         self.inboxes = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(num_ranks)]
         addresses = torch.tensor([inbox.data_ptr() for inbox in self.inboxes], device=device)
         self.mailboxes = [
-            Mailbox(rank, NUM_BLOCKS, addresses, torch.zeros(NUM_BLOCKS, dtype=torch.int32, device=device))
+            RankMailbox(rank, NUM_BLOCKS, addresses, torch.zeros(NUM_BLOCKS, dtype=torch.int32, device=device))
             for rank in range(num_ranks)
         ]
 

@@ -16,7 +16,7 @@ from kernels.triton.two_shot_sums import (
     ALIGNED,
     BLOCK_BYTES,
     MOST_PROGRAMS,
-    Exchange,
+    SumExchange,
     flag_bytes,
     region_bytes,
     two_shot_sum_of_ranks,
@@ -29,10 +29,10 @@ CHUNK_BYTES = 3 * BLOCK_BYTES
 PROGRAMS = 2  # fewer than blocks of a chunk
 
 
-def exchange(rank: int, regions: Sequence[torch.Tensor]) -> Exchange:
+def exchange(rank: int, regions: Sequence[torch.Tensor]) -> SumExchange:
     device = regions[0].device
     addresses = torch.tensor([region.data_ptr() for region in regions], device=device)
-    return Exchange(rank, CHUNK_BYTES, PROGRAMS, addresses, torch.zeros(PROGRAMS, dtype=torch.int32, device=device))
+    return SumExchange(rank, CHUNK_BYTES, PROGRAMS, addresses, torch.zeros(PROGRAMS, dtype=torch.int32, device=device))
 
 
 def memory(num_ranks: int) -> list[torch.Tensor]:

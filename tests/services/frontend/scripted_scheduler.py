@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2
@@ -48,7 +48,7 @@ class Heard:
             prompt_logprobs_from=submission.prompt_logprobs_from,
             samples_nothing=submission.samples_nothing,
         )
-        self.params = Admission.of(first)
+        self.params = SlotAdmission.of(first)
         self.sampling = self.params.sampling
         if submission.grammar:
             self.sampling.structured_output.ParseFromString(submission.grammar)

@@ -12,7 +12,7 @@ import pytest
 
 from quire import LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import ADAPTERS
-from quire.requests import Options
+from quire.requests import RequestOptions
 from shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
@@ -59,7 +59,7 @@ def test_each_prompt_goes_through_its_adapter_and_those_without_room_take_turns(
 def test_adapters_that_are_there_from_the_start_are_named_like_any_model() -> None:
     with LLMEngine(**SETTINGS, lora={"pirate": str(ADAPTERS / "pirate")}) as engine:
         assert ask(engine, LoRARequest("pirate"), None) == [SAYS["pirate"], SAYS[""]]
-        engine.add_request("1", prompt(engine), GREEDY, options=Options(model="pirate"))
+        engine.add_request("1", prompt(engine), GREEDY, options=RequestOptions(model="pirate"))
         assert run(engine)["1"].text == SAYS["pirate"]
         with pytest.raises(FailedPrecondition, match="lora_folders"):
             engine.load_lora_adapter("json", str(ADAPTERS / "json"))
@@ -153,7 +153,7 @@ def test_what_cannot_be_had_is_said_and_leaves_nothing(
     with pytest.raises(error, match=text):
         engine.add_request("1", "x", GREEDY, lora_request=asked)
     with pytest.raises(InvalidArgument, match="lora_request: 'pirate' is the model; options name 'json'"):
-        engine.add_request("1", "x", GREEDY, lora_request=PIRATE, options=Options(model="json"))
+        engine.add_request("1", "x", GREEDY, lora_request=PIRATE, options=RequestOptions(model="json"))
     assert not engine.has_unfinished_requests()
 
 

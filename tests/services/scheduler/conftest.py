@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.core import Core
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.timing.forecast import Forecast
@@ -46,7 +46,7 @@ class Optimist(Forecast):
         return True
 
 
-def make_limits(**fields: object) -> Limits:
+def make_limits(**fields: object) -> CoreLimits:
     defaults: dict[str, object] = {
         "num_blocks": 10_000,
         "block_size": 16,
@@ -56,7 +56,7 @@ def make_limits(**fields: object) -> Limits:
         "enable_prefix_caching": False,
         "max_steps_in_flight": 1,
     }
-    return Limits(**(defaults | fields))  # type: ignore[arg-type]
+    return CoreLimits(**(defaults | fields))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
@@ -73,7 +73,7 @@ class Slot:
 class PaperWorker:
     """Executes plans in order. One that drafts guesses right three times out of four, and often less than it may."""
 
-    def __init__(self, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, limits: CoreLimits, seed: int = 0) -> None:
         self.limits = limits
         self.num_draft_tokens = 0
         self.num_accepted = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 from google.protobuf.message import Message
 
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.frontends.submissions import Payload
@@ -42,7 +42,7 @@ class WorkerPeer:
     """Attaches, executes plans as they come, and can be made to hang or to leave."""
 
     address: str
-    limits: Limits
+    limits: CoreLimits
     id: str = "w0"
     hello: worker_pb2.WorkerHello = field(default_factory=worker_pb2.WorkerHello)
     epoch: int = 0

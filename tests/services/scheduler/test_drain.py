@@ -14,7 +14,7 @@ from services.scheduler.spread import Spread
 from shared.columns import i32_bytes
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.prefix_index import SchedulerEntry
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.replicas.test_worker_service import OWNER, Desk, PaperCall, until
 
@@ -36,7 +36,7 @@ class Leaving:
         await until(lambda: self.call.has_plan)
         self.replica = self.desk.cluster.replicas["w0"]
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, drain_timeout_s=LONG_S)
-        frontends = FrontendService(settings, self.desk.cluster, Door(None, "scheduler s0"))
+        frontends = FrontendService(settings, self.desk.cluster, ServiceDoor(None, "scheduler s0"))
         self.task = asyncio.create_task(drain(settings, self.desk.cluster, frontends, Spread(lambda: self.peers)))
         await until(lambda: self.replica.leaving)
         assert self.replica.busy

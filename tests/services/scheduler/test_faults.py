@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import services.scheduler
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.sequence import Sequence
@@ -62,7 +62,7 @@ class Desk:
     def __init__(self, *, has_worker: bool) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0)
         metrics = SchedulerMetrics(CollectorRegistry())
-        self.cluster = Cluster(settings, lambda: 0.0, metrics)
+        self.cluster = WorkerCluster(settings, lambda: 0.0, metrics)
         self.cluster.terms.agree_on_model(MODEL, "a test")
         self.ended: list[tuple[int, int]] = []
         self._soon: list[Callable[[], None]] = []
@@ -118,7 +118,7 @@ class Desk:
         held: dict[str, Any] = {
             "places": len(cluster._live.of(OWNER)),
             "replica_of": len(cluster.assignments._replica_of),
-            "lobby": len(cluster.assignments.lobby),
+            "unassigned": len(cluster.assignments.unassigned),
         }
         if self.replica is not None:
             core = self.replica.core
@@ -139,7 +139,7 @@ class Desk:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
     folder = Path(services.scheduler.__file__).parent
-    undone = {"Cluster._fail", "LiveSequences.forget", "Assignments.drop"}
+    undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
     gives_back = frozenset({*undone, "State._drop", "Grammars.leave", "State._hand_on"})
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
@@ -160,7 +160,7 @@ def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) 
         assert sorted(sequence_id for sequence_id, _ in desk.ended) == list(range(10, 10 + count)), faults.where
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["in the lobby", "with a worker that is lost"])
+@pytest.mark.parametrize("waits", [True, False], ids=["unassigned", "with a worker that is lost"])
 def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, add = Desk(has_worker=not waits), Replica.add
     for first_id in (1, 2, 3):
@@ -177,7 +177,7 @@ def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, mo
         desk.cluster.detach(desk.replica, lost=True)
     assert desk.ended == [(2, ERROR)]
     assert other.core.num_sequences == desk.cluster.assignments.num_placed == 2
-    assert len(desk.cluster.assignments.lobby) == 0
+    assert len(desk.cluster.assignments.unassigned) == 0
 
 
 def test_an_error_code_that_nobody_knows_is_a_fault() -> None:
@@ -227,7 +227,7 @@ async def test_a_fault_of_a_session_is_no_unknown_error(start: Start, monkeypatc
     await bench.worker()
     frontend = await bench.frontend()
     await frontend.until(lambda: frontend.view.num_workers)
-    monkeypatch.setattr(Cluster, "submit", broken)
+    monkeypatch.setattr(WorkerCluster, "submit", broken)
     await frontend.submit(1, [7, 1, 3], max_tokens=4)
     assert await frontend.call.code() is grpc.StatusCode.INTERNAL
     assert await frontend.call.details() == "internal error: this session is over"

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.scheduler import main
 from services.scheduler import status as status_module
 from services.scheduler.cluster.assignments import Assignments
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from services.scheduler.replicas.replica import Replica
@@ -157,7 +157,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     start: Start, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[object] = []
-    for owner, verb in ((Cluster, Cluster.cancel), (Assignments, Assignments._place)):
+    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments._place)):
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
         monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()

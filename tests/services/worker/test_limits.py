@@ -15,7 +15,7 @@ from services.worker.attention.port import AttentionSpec
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv import kv_memory
 from services.worker.kv.kv_memory import GIB, BlockShape
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.registry import read_model_config
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import WorkerSettings
@@ -24,13 +24,13 @@ SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, dtyp
 SPEC = AttentionSpec("cuda", "float32", "float32", 8, 4, 2, 16, has_window=False)
 
 
-def wanted(model_max_len: int = 4096, **settings: Any) -> Limits:
+def wanted(model_max_len: int = 4096, **settings: Any) -> WorkerLimits:
     return limits.from_settings(WorkerSettings(model="somewhere", **settings), model_max_len)
 
 
 def test_defaults_depend_on_the_device() -> None:
-    assert wanted() == Limits(16, 128, 2048, 4096)
-    assert wanted(device="cuda") == Limits(64, 512, 8192, 4096)
+    assert wanted() == WorkerLimits(16, 128, 2048, 4096)
+    assert wanted(device="cuda") == WorkerLimits(64, 512, 8192, 4096)
 
 
 LLAMA = {
@@ -115,7 +115,7 @@ def test_the_null_block_alone_is_not_enough(num_blocks: int) -> None:
 
 
 def test_concurrency_counts_whole_blocks() -> None:
-    assert Limits(16, 1, 1, max_model_len=17, num_blocks=11).max_concurrency == 5
+    assert WorkerLimits(16, 1, 1, max_model_len=17, num_blocks=11).max_concurrency == 5
 
 
 def test_bytes_of_a_block() -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from shared.pb.worker.v1.worker_pb2 import AttachResponse
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 
 PATIENCE_S = 60.0
 METHOD = "/peer/Talk"
@@ -18,7 +18,7 @@ METHOD = "/peer/Talk"
 
 async def test_a_caller_hears_why_its_session_ends_also_if_the_first_message_to_it_was_being_written() -> None:
     async def talk(_messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await Door(None, "scheduler s0").admit(context, AttachResponse, "Talk")
+        await ServiceDoor(None, "scheduler s0").admit(context, AttachResponse, "Talk")
         first = asyncio.ensure_future(context.write(b"welcome"))
         await asyncio.sleep(0)
         first.cancel()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.answers.message_parts import delta_of, has_calls, message_of
 from services.frontend.openai_edge.answers.metrics import metrics
@@ -23,7 +23,7 @@ class ChatFormat:
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
         kind = "chat.completion.chunk" if options.stream else "chat.completion"
-        self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model, options.created_unix_s)
+        self._frame = AnswerFrame(f"chatcmpl-{request.request_id}", kind, model, options.created_unix_s)
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
         self._start = request.sampling.prompt_logprob_start
@@ -32,7 +32,7 @@ class ChatFormat:
         self._was_free = request.tool_use is None or not request.tool_use.name
         self._n = request.sampling.n
 
-    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+    def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         chunks = []
         if delta.sample not in self._opened:
             self._opened.add(delta.sample)
@@ -54,31 +54,31 @@ class ChatFormat:
         told = usage | metrics(self._options, generation)
         return self._frame([], **told) if told else None
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) for delta in deltas]
         more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
         if self._options.prompt_logprobs:
             more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
         return self._frame(choices, usage=usage_object(generation.usage), **more, **metrics(self._options, generation))
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
+    def _choice(self, delta: SampleDelta) -> dict[str, Any]:
         return {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
 
     def _prefix(self, sample: int) -> str:
         return self._options.prefix[sample // self._n] if self._options.prefix else ""
 
-    def _message(self, delta: Delta) -> dict[str, Any]:
+    def _message(self, delta: SampleDelta) -> dict[str, Any]:
         message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
         if prefix := self._prefix(delta.sample):
             message["content"] = prefix + (message["content"] or "")
         return {"role": "assistant", "refusal": None, **message}
 
-    def _details(self, delta: Delta) -> dict[str, Any]:
+    def _details(self, delta: SampleDelta) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
         token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
         return {"logprobs": logprobs, **self._ending(delta), **token_ids}
 
-    def _ending(self, delta: Delta) -> dict[str, Any]:
+    def _ending(self, delta: SampleDelta) -> dict[str, Any]:
         """A call that the client itself named ends with stop, as OpenAI has it."""
         if delta.parts and has_calls(delta.parts):
             self._called.add(delta.sample)
@@ -103,7 +103,7 @@ class ChatFormat:
 class BatchFormat(ChatFormat):
     """Of several conversations, each answered once: what is told of a prompt stands in its choice."""
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) | self._prompt(generation, delta.sample) for delta in deltas]
         told = metrics(self._options, generation)
         return self._frame(choices, usage=usage_object(generation.usage), **told)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.format import BodyFormat
@@ -37,7 +37,7 @@ class Chunks(ErrorEvents):
         self._format = format
         self.whole = format.whole
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         return b"".join([event(c) for delta in deltas for c in self._format.chunks(delta, generation)])
 
     def last_events(self, generation: Generation) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation.delta import Delta, TokenLogprobs
+from services.frontend.generation.delta import SampleDelta, TokenLogprobs
 from services.frontend.generation.generation import Generation, Usage
-from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
 from services.frontend.openai_edge.answers.metrics import metrics
 from services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
@@ -23,7 +23,7 @@ class CompletionFormat:
     """A chunk of a stream and the whole answer have the same choices."""
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
-        self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model, options.created_unix_s)
+        self._frame = AnswerFrame(f"cmpl-{request.request_id}", "text_completion", model, options.created_unix_s)
         self._options = options
         self._texts = TokenTexts(
             tokenizer, as_ids=options.tokens_as_ids, without_special=request.sampling.skip_special_tokens
@@ -33,7 +33,7 @@ class CompletionFormat:
         self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # by prompt: what its first sample brought along
 
-    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+    def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         more = {}
         if self._options.continuous_usage:
             more["usage"] = usage_object(self._counted(generation.sample_usage(delta.sample)))
@@ -44,7 +44,7 @@ class CompletionFormat:
         told = usage | metrics(self._options, generation)
         return self._frame([], **told) if told else None
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [NOT_ASKED_FOR | self._choice(delta, generation) for delta in deltas]
         told = metrics(self._options, generation)
         return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **told)
@@ -52,7 +52,7 @@ class CompletionFormat:
     def _counted(self, usage: Usage) -> Usage:
         return usage._replace(completion_tokens=0) if self._options.no_output else usage
 
-    def _choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+    def _choice(self, delta: SampleDelta, generation: Generation) -> dict[str, Any]:
         if self._options.no_output:
             delta = delta._replace(token_ids=[], text="", logprobs=[], finish=FULL)
         prompt = delta.sample // self._n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.delta import Finish, SampleDelta
 from services.frontend.generation.generation import Generation, Usage
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
@@ -24,17 +24,17 @@ FINISH_REASONS: dict[FinishReason, str] = {
 class BodyFormat(Protocol):
     """The shape of one call's answer."""
 
-    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+    def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         """What a stream says about this delta."""
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
         """The last of a stream, without a choice; None if nothing was asked for that it would hold."""
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         """The answer in one piece: a delta per sample, in order."""
 
 
-class Frame:
+class AnswerFrame:
     """The fields around the choices."""
 
     def __init__(self, answer_id: str, kind: str, model: str, created_unix_s: int | None = None) -> None:

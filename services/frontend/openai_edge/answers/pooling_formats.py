@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.generation.generation import Generation
 from services.frontend.input_processor.scoring import Scoring, probabilities
 from services.frontend.openai_edge.errors import as_response
@@ -32,7 +32,7 @@ class PooledFormat(ABC):
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
         """f32 columns, one for each prompt -> the entries of the answer."""
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         usage = generation.usage
         return {
             "id": f"{self.prefix}-{generation.request.request_id}",
@@ -51,7 +51,7 @@ class PooledFormat(ABC):
     def refusal(self, error: QuireError) -> Response:
         return as_response(error)
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         raise AssertionError("vectors are not streamed")
 
     def last_events(self, generation: Generation) -> bytes:
@@ -96,7 +96,7 @@ class PoolingFormat(VectorFormat):
             {"object": "pooling", "index": index, "data": self.written(vector)} for index, vector in enumerate(vectors)
         ]
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         """Of single tokens a list of vectors, in base64 one behind the other."""
         answer = super().whole(deltas, generation)
         counts = generation.num_vectors
@@ -163,7 +163,7 @@ class RerankFormat(PooledFormat):
             for index, score in self._scoring.ranked(vectors, self._top_n)
         ]
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         """As Jina and Cohere have it."""
         answer = super().whole(deltas, generation)
         usage = {name: answer["usage"][name] for name in ("prompt_tokens", "total_tokens")}

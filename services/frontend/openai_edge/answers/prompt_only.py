@@ -10,7 +10,7 @@ from services.frontend.generation.delta import Finish
 from services.frontend.generation.generation import Usage
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.chunks import DONE, event
-from services.frontend.openai_edge.answers.format import Frame, ending, usage_object
+from services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from services.frontend.openai_edge.body.requests import AnswerOptions
 from services.frontend.request.request import Request
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
@@ -27,7 +27,7 @@ async def prompt_only(
         {"index": index, "text": options.prefix[index // n], "logprobs": None, **ending(FULL)}
         for index in range(len(prompts) * n)
     ]
-    frame = Frame(f"cmpl-{request.request_id}", "text_completion", model.name)
+    frame = AnswerFrame(f"cmpl-{request.request_id}", "text_completion", model.name)
     usage = {"usage": usage_object(Usage(sum(map(len, prompts)), 0, 0))}
     if not options.stream:
         return Response(orjson.dumps(frame(choices, **usage)), media_type="application/json")

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
+from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
 from shared.errors import InvalidArgument, Unimplemented
 
 
-def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> Offer:
+def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
     if tools is None:
         if choice not in (None, NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
-        return Offer()
+        return ToolOffer()
     if not tools:
         raise InvalidArgument("tools: the list must not be empty; leave the field out instead", field="tools")
     mode, name = _choice(AUTO if choice is None else choice)

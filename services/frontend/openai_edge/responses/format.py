@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Delta, Finish
+from services.frontend.generation.delta import Finish, SampleDelta
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.numbers import writable
-from services.frontend.openai_edge.responses.store import ResponseStore, Stored
+from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
@@ -33,7 +33,7 @@ STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: CUT, FINISH_REASON_CA
 CUT_REASONS = frozenset(STATUSES)
 
 
-class Identity:
+class ResponseIdentity:
     """A response's id and those of its items. Whoever goes on with a response in the background makes them again."""
 
     def __init__(self, request_id: str = "", created_unix_s: int | None = None) -> None:
@@ -66,7 +66,7 @@ def failed(error: QuireError) -> Json:
     return {"status": FAILED, "error": {"code": code, "message": error.message}}
 
 
-class ResponseFormat:
+class ResponsesFormat:
     """A format for Answer; what is finished goes into the store."""
 
     def __init__(
@@ -80,7 +80,7 @@ class ResponseFormat:
         texts: TokenTexts,
         store: ResponseStore,
         tenant: str,
-        identity: Identity,
+        identity: ResponseIdentity,
     ) -> None:
         """`inputs`: items of this request; `conversation`: these, and what came before them; `tenant`: whose it is."""
         self._tenant = tenant
@@ -95,7 +95,7 @@ class ResponseFormat:
         self._finish: Finish | None = None
         self._num_events = 0
 
-    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+    def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
         for delta in deltas:
             for _ in self._read(delta):
                 pass
@@ -103,7 +103,7 @@ class ResponseFormat:
             pass
         return self._end(generation)
 
-    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+    def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         events = [] if self._num_events else [self._about("created"), self._about("in_progress")]
         for delta in deltas:
             events += self._read(delta)
@@ -137,7 +137,7 @@ class ResponseFormat:
     def _about(self, kind: str) -> Event:
         return f"response.{kind}", {"response": self.begun(OPEN)}
 
-    def _read(self, delta: Delta) -> Iterator[Event]:
+    def _read(self, delta: SampleDelta) -> Iterator[Event]:
         logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []
         for part in _parts(delta):
             if self._item is None or not self._item.takes(part):
@@ -182,17 +182,17 @@ class ResponseFormat:
             "usage": usage_object(generation.usage),
         }
         if self._store is not None:
-            self._store.put(Stored(self._tenant, response, self._inputs, [*self._conversation, *self._items]))
+            self._store.put(StoredResponse(self._tenant, response, self._inputs, [*self._conversation, *self._items]))
         return response
 
 
-def _parts(delta: Delta) -> list[Part]:
+def _parts(delta: SampleDelta) -> list[Part]:
     if delta.parts is not None:
         return delta.parts
     return [Content(delta.text)] if delta.text else []
 
 
-def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Identity) -> Json:
+def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: ResponseIdentity) -> Json:
     """What the client asked, as it comes back in every response."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
     asked: dict[str, Any] = {

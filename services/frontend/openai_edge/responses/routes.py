@@ -22,13 +22,20 @@ from services.frontend.http.router import Router
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, QUEUED, Identity, ResponseFormat, failed
+from services.frontend.openai_edge.responses.format import (
+    CANCELLED,
+    OPEN,
+    QUEUED,
+    ResponseIdentity,
+    ResponsesFormat,
+    failed,
+)
 from services.frontend.openai_edge.responses.format import PREFIX as ID
 from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.requests import responses_request
-from services.frontend.openai_edge.responses.store import ResponseStore, Stored
+from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
 from services.frontend.openai_edge.responses.turns import Item, as_items
-from services.frontend.openai_edge.resumable import Resumable, Worded
+from services.frontend.openai_edge.resumable import ResumableHttp, Worded
 from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.streams.stream import Stream
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -56,7 +63,7 @@ class ResponseRoutes:
         bounds: BodyBounds,
         *,
         store: ResponseStore,
-        resumable: Resumable,
+        resumable: ResumableHttp,
     ) -> None:
         self._generator = generator
         self._processor = processor
@@ -87,7 +94,7 @@ class ResponseRoutes:
         if body.background:
             return self._begin(KeptBody(body=body, before=[*map(dict, before)]), sent)
         request = responses_request(body, [*before, *inputs], sent, self._tokenizer)
-        answer = self._format(body, before, request, sent.tenant, Identity())
+        answer = self._format(body, before, request, sent.tenant, ResponseIdentity())
         return Answer(self._generator, request, answer, stream=bool(body.stream))
 
     def _begin(self, kept: KeptBody, sent: CallHeaders) -> Response:
@@ -95,21 +102,26 @@ class ResponseRoutes:
         if kept.body.stream:
             return self._resumable.answer(PREFIX, kept, sent, self._again)
         begin, worded = self._resumable.beginning(PREFIX, kept, sent, self._again, runs_unread=True)
-        assert isinstance(worded.format, ResponseFormat)
+        assert isinstance(worded.format, ResponsesFormat)
         return BegunAnswer(begin, worded.format.begun(QUEUED), worded.format, worded.request.form_field)
 
     def _again(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
         """In the background."""
         kept = KeptBody.model_validate_json(written)
         request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
-        identity = Identity(request.request_id, created_unix_s)
+        identity = ResponseIdentity(request.request_id, created_unix_s)
         return Worded(request, self._format(kept.body, kept.before, request, sent.tenant, identity))
 
     def _format(
-        self, body: ResponsesBody, before: Sequence[Item], request: GeneratorRequest, tenant: str, identity: Identity
-    ) -> ResponseFormat:
+        self,
+        body: ResponsesBody,
+        before: Sequence[Item],
+        request: GeneratorRequest,
+        tenant: str,
+        identity: ResponseIdentity,
+    ) -> ResponsesFormat:
         inputs = writable(as_items(body.input))
-        return ResponseFormat(
+        return ResponsesFormat(
             body,
             request.sampling,
             self._catalogue.called(request.model),
@@ -136,7 +148,7 @@ class ResponseRoutes:
             return ()
         return (await self._find(body.previous_response_id, _tenant(body, http), "previous_response_id")).conversation
 
-    async def _stored(self, response_id: str, tenant: str) -> Stored | None:
+    async def _stored(self, response_id: str, tenant: str) -> StoredResponse | None:
         """What is stored here; of one in the background only while no frontend has deleted it."""
         found = self._store.find(response_id, tenant)
         if found is None or not found.body["background"]:
@@ -147,14 +159,14 @@ class ResponseRoutes:
             return None
         return found
 
-    async def _find(self, response_id: str, tenant: str, field: str = "") -> Stored:
+    async def _find(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
         """What is stored here, or what the stream of one in the background has kept to its end. Raises NotFound."""
         if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
                 response, kept = self._told(stream), KeptBody.model_validate_json(stream.request.body)
                 inputs = writable(as_items(kept.body.input))
-                return Stored(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
+                return StoredResponse(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
         return self._store.get(response_id, tenant, field)
 
     async def get(
@@ -203,7 +215,7 @@ class ResponseRoutes:
         kept = stream.request
         sent = CallHeaders(kept.request_id, kept.tenant, None, 0)
         begun = self._again(kept.body, sent, kept.created_unix_s).format
-        assert isinstance(begun, ResponseFormat)
+        assert isinstance(begun, ResponsesFormat)
         return begun.begun(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:

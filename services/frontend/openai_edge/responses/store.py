@@ -14,7 +14,7 @@ from shared.errors import InvalidArgument, NotFound
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """A response as its client got it, and the conversation up to its end."""
 
     tenant: str
@@ -32,10 +32,10 @@ class ResponseStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._found: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()  # by tenant and id
+        self._found: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()  # by tenant and id
         self._num_bytes = 0
 
-    def put(self, stored: Stored) -> None:
+    def put(self, stored: StoredResponse) -> None:
         """In place of what its tenant has under the same id: ids of those in the background are the clients' own."""
         self._drop((stored.tenant, stored.body["id"]))
         num_bytes = stored.num_bytes
@@ -46,7 +46,7 @@ class ResponseStore:
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._found.popitem(last=False)[1][1]
 
-    def get(self, response_id: str, tenant: str, field: str = "") -> Stored:
+    def get(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
         """`field`: which named it. What belongs to another tenant is as if it were not there."""
         if not self._max_bytes and field:
             raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
@@ -59,7 +59,7 @@ class ResponseStore:
             )
         return found
 
-    def find(self, response_id: str, tenant: str) -> Stored | None:
+    def find(self, response_id: str, tenant: str) -> StoredResponse | None:
         """What get() would return: it is in use again."""
         key = tenant, response_id
         if key not in self._found:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.openai_edge.body import tools as chat_tools
-from services.frontend.request.tool_offer import AUTO, NONE, Offer
+from services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
 from shared.errors import Unimplemented
 
 Json = Mapping[str, Any]
@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 INNER = ("name", "description", "parameters", "strict")
 
 
-def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> Offer:
+def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOffer:
     """An empty list of tools is none, and may have a choice that asks for nothing."""
     if not tools:
         return chat_tools.read(None, None if choice in (AUTO, NONE) else choice, parallel=parallel)

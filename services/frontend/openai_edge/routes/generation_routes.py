@@ -28,7 +28,7 @@ from services.frontend.openai_edge.body.requests import (
     chat_request,
     completion_request,
 )
-from services.frontend.openai_edge.resumable import Resumable, Worded
+from services.frontend.openai_edge.resumable import ResumableHttp, Worded
 from services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from services.frontend.request.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class GenerationRoutes:
         catalogue: Catalogue,
         bounds: BodyBounds,
         *,
-        resumable: Resumable,
+        resumable: ResumableHttp,
     ) -> None:
         self._generator = generator
         self._processor = processor

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.http.router import Router
 from shared.errors import Unavailable
 from shared.version import VERSION
@@ -21,7 +21,7 @@ class ServiceRoutes:
         self,
         serving: Callable[[], bool],
         alive: Callable[[], bool],
-        admission: Admission,
+        admission: CallAdmission,
         page: Callable[[], bytes],
     ) -> None:
         """`page`: what /metrics answers."""

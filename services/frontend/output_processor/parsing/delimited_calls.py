@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.frontend.output_processor.parsing.json_calls import close
 from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```"
 
@@ -19,7 +19,7 @@ def fence(text: str, start: int, end: int) -> int:
     return begin + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
 
 
-def arguments(scan: Scanner, writer: Writer, ends: Markers) -> Steps[str]:
+def arguments(scan: Scanner, writer: EventWriter, ends: Markers) -> Steps[str]:
     """As they are written, up to one of `ends`, which is returned, or the end of the text."""
     yield from scan.skip_space()
     return (yield from scan.until(ends, writer.arguments))
@@ -27,12 +27,12 @@ def arguments(scan: Scanner, writer: Writer, ends: Markers) -> Steps[str]:
 
 def blocks(
     scan: Scanner,
-    writer: Writer,
+    writer: EventWriter,
     *,
     block: str,
     call: str,
     end: str,
-    calls: Callable[[Scanner, Writer], Steps[None]],
+    calls: Callable[[Scanner, EventWriter], Steps[None]],
 ) -> Steps[None]:
     """Text with blocks of calls in it; models leave out what begins a block. `calls` reads behind the first `call`."""
     starts = Markers(block, call)

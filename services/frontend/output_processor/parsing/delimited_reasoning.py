@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.frontend.output_processor.parsing.formats import ReasoningFormat
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 Frame = tuple[str, str]
 
@@ -20,7 +20,7 @@ def delimited(
     all_ends = Markers(*ends, *((or_before,) if or_before else ()))
     frame_end = Markers(frame[1]) if frame else None
 
-    def read(scan: Scanner, writer: Writer, is_open: bool) -> Steps[None]:
+    def read(scan: Scanner, writer: EventWriter, is_open: bool) -> Steps[None]:
         yield from scan.skip_space()
         if (yield from scan.try_text(*starts)) or is_open:
             yield from _skip_and_settle(scan)

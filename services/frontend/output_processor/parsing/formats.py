@@ -10,7 +10,7 @@ from services.frontend.output_processor.parsing.json_calls import Keys, blocks
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 
 def call_id(_index: int, _name: str) -> str:
@@ -21,7 +21,7 @@ def call_id(_index: int, _name: str) -> str:
 class ToolFormat:
     """How models of a family write calls."""
 
-    read: Callable[[Scanner, Writer, ToolSchemas], Steps[None]]
+    read: Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
     tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
     new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
     wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
@@ -31,7 +31,7 @@ class ToolFormat:
 class ReasoningFormat:
     """How models of a family set their reasoning apart. What is neither goes on as content, tool calls included."""
 
-    read: Callable[[Scanner, Writer, bool], Steps[None]]  # the flag: the prompt ends inside of reasoning
+    read: Callable[[Scanner, EventWriter, bool], Steps[None]]  # the flag: the prompt ends inside of reasoning
     tokens: tuple[str, ...]
     starts: tuple[str, ...] = ()  # what begins reasoning; a prompt may end with it
     ends: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ def json_blocks(start: str, *ends: str, keys: Keys | None = None, wording: Wordi
     markers = Markers(start)
     keys = keys or Keys()
 
-    def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
         yield from blocks(scan, writer, markers, ends, keys)
 
     return ToolFormat(read, (start, *ends), wordings=() if wording is None else (wording,))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.frontend.output_processor.parsing import json_text
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters
 LONGEST_KEY = 64
@@ -35,7 +35,7 @@ class Keys:
 class _Call:
     """One object on its way. It is a call once its name is known and its arguments begin, or it ends."""
 
-    def __init__(self, scan: Scanner, writer: Writer, keys: Keys, is_name: IsName) -> None:
+    def __init__(self, scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName) -> None:
         self._scan = scan
         self._writer = writer
         self._keys = keys
@@ -106,7 +106,9 @@ def _nowhere(_part: str) -> None:
     """Of members that say nothing about the call."""
 
 
-def calls(scan: Scanner, writer: Writer, keys: Keys, is_name: IsName = any_name, between: str = ",") -> Steps[None]:
+def calls(
+    scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName = any_name, between: str = ","
+) -> Steps[None]:
     """One object, several with `between` or white space between them, or an array of them."""
     yield from scan.skip_space()
     in_array = yield from scan.try_text("[")
@@ -124,7 +126,7 @@ def calls(scan: Scanner, writer: Writer, keys: Keys, is_name: IsName = any_name,
         scan.settle()
 
 
-def blocks(scan: Scanner, writer: Writer, markers: Markers, ends: tuple[str, ...], keys: Keys) -> Steps[None]:
+def blocks(scan: Scanner, writer: EventWriter, markers: Markers, ends: tuple[str, ...], keys: Keys) -> Steps[None]:
     """Content, and calls between a marker and one of `ends` or the end of the text."""
     while (yield from scan.until(markers, writer.content)):
         before = writer.num_calls
@@ -135,7 +137,7 @@ def blocks(scan: Scanner, writer: Writer, markers: Markers, ends: tuple[str, ...
         yield from close(scan, writer, ends, called=writer.num_calls > before)
 
 
-def close(scan: Scanner, writer: Writer, ends: tuple[str, ...], *, called: bool) -> Steps[None]:
+def close(scan: Scanner, writer: EventWriter, ends: tuple[str, ...], *, called: bool) -> Steps[None]:
     """Behind calls: the white space around their end marker belongs to it, even if that is missing at the very end."""
     if not called:
         return

@@ -9,12 +9,12 @@ from services.frontend.output_processor.parsing import python_text
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[\w.\-]+")
 
 
-def call(scan: Scanner, writer: Writer, is_name: Callable[[str], bool]) -> Steps[None]:
+def call(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool]) -> Steps[None]:
     """Its arguments have names; it is a call from its bracket on."""
     name = yield from scan.whole(NAME, LONGEST_NAME)
     yield from scan.expect("(")
@@ -43,7 +43,7 @@ def _key(scan: Scanner) -> Steps[str]:
     return key
 
 
-def calls(scan: Scanner, writer: Writer, is_name: Callable[[str], bool]) -> Steps[None]:
+def calls(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool]) -> Steps[None]:
     """Several, with commas between them."""
     while True:
         yield from scan.skip_space()
@@ -53,7 +53,7 @@ def calls(scan: Scanner, writer: Writer, is_name: Callable[[str], bool]) -> Step
             return
 
 
-def listed(scan: Scanner, writer: Writer, is_name: Callable[[str], bool], end: str) -> Steps[None]:
+def listed(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool], end: str) -> Steps[None]:
     """Several in brackets, with `end` behind them if there is one; else it was text."""
     before = writer.num_calls
     try:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from services.frontend.output_processor.parsing.events import Event
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
-Read = Callable[[Scanner, Writer], Steps[None]]
+Read = Callable[[Scanner, EventWriter], Steps[None]]
 
 
 class MarkupReader:
@@ -18,7 +18,7 @@ class MarkupReader:
 
     def __init__(self, read: Read) -> None:
         self._scan = Scanner()
-        self._writer = Writer(self._scan)
+        self._writer = EventWriter(self._scan)
         self._steps = read(self._scan, self._writer)
 
     def push(self, text: str) -> list[Event]:

@@ -12,7 +12,7 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Marker
 from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
 from services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
 from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[^<>\"\n]+")
 
@@ -50,7 +50,7 @@ class Tags:
 
 
 def tagged(tags: Tags, *tokens: str) -> ToolFormat:
-    def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+    def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(tags, scan, writer, schemas).run()
 
     return ToolFormat(read, tokens, wordings=(_wording(tags),))
@@ -76,7 +76,7 @@ def _wording(tags: Tags) -> Wording:
 class _Reading:
     """Of one text."""
 
-    def __init__(self, tags: Tags, scan: Scanner, writer: Writer, schemas: ToolSchemas) -> None:
+    def __init__(self, tags: Tags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._tags = tags
         self._scan = scan
         self._writer = writer

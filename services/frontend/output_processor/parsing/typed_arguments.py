@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import WHITE, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 STRING = frozenset({"string"})
 PYTHONS_OWN = {"True": "true", "False": "false", "None": "null"}
@@ -16,7 +16,7 @@ PYTHONS_OWN = {"True": "true", "False": "false", "None": "null"}
 class TypedArguments:
     """A JSON object that grows; after `key` comes `value`."""
 
-    def __init__(self, scan: Scanner, writer: Writer) -> None:
+    def __init__(self, scan: Scanner, writer: EventWriter) -> None:
         self._scan = scan
         self._writer = writer
         self._separator = "{"

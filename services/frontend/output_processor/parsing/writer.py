@@ -10,7 +10,7 @@ NO_ARGUMENTS = "{}"
 Text = type[Content] | type[Reasoning] | type[CallArguments]
 
 
-class Writer:
+class EventWriter:
     """Whatever is written settles what was read so far."""
 
     __slots__ = ("_bare", "_events", "_kind", "_scan", "_texts", "num_calls")

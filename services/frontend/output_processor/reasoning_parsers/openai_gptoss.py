@@ -7,14 +7,14 @@ recipient is a call, which is left as it is for the tool parser `openai`.
 from services.frontend.output_processor.parsing.formats import ReasoningFormat
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
 from services.frontend.output_processor.parsing.tagged_calls import no_padding
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.output_processor.tool_parsers import openai
 
 BODY_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START)
 CALL_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START, padding=no_padding)
 
 
-def read(scan: Scanner, writer: Writer, _is_open: bool) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _is_open: bool) -> Steps[None]:
     while (yield from scan.until(openai.STARTS, writer.content)):
         try:
             header = yield from openai.header(scan)

@@ -6,13 +6,13 @@ from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, 
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
 MARKERS = Markers(START)
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     while (yield from scan.until(MARKERS, writer.content)):
         before = writer.num_calls
         try:
@@ -22,7 +22,7 @@ def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
         yield from close(scan, writer, (END,), called=writer.num_calls > before)
 
 
-def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
     yield from scan.skip_space()
     yield from scan.expect("[")
     more = ","

@@ -16,7 +16,7 @@ from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -25,11 +25,11 @@ KIND, FENCE = "function", "```json"
 NAME = re.compile(r"[^<>\n]+")
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     return blocks(scan, writer, block=BLOCK, call=CALL, end=BLOCK_END, calls=_calls)
 
 
-def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
     more = CALL
     while more:
         name = yield from _name(scan)

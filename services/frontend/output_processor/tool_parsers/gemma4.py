@@ -14,7 +14,7 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Marker
 from services.frontend.output_processor.parsing.tagged_calls import no_padding
 from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
 from services.frontend.output_processor.parsing.typed_arguments import as_json
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 DEEPEST = 64
 NAME = re.compile(r"[^\s<>{}\[\]:,\"']+")
@@ -26,7 +26,7 @@ CALL = "call:"
 class _Reading:
     """Of one text."""
 
-    def __init__(self, start: str, end: str, delimiter: str, scan: Scanner, writer: Writer) -> None:
+    def __init__(self, start: str, end: str, delimiter: str, scan: Scanner, writer: EventWriter) -> None:
         self._starts = Markers(start)
         self._end = end
         self._delimiter = delimiter
@@ -116,7 +116,7 @@ class _Reading:
 
 
 def marked(start: str, end: str, delimiter: str) -> ToolFormat:
-    def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(start, end, delimiter, scan, writer).run()
 
     return ToolFormat(read, (start, end, delimiter))

@@ -17,7 +17,7 @@ from services.frontend.output_processor.parsing.tagged_calls import no_padding
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.typed_arguments import TypedArguments
 from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -26,7 +26,7 @@ STARTS = Markers(START)
 VALUE_ENDS = Markers(VALUE_END, padding=no_padding)
 
 
-def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     while (yield from scan.until(STARTS, writer.content)):
         before = writer.num_calls
         try:
@@ -36,7 +36,7 @@ def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
         yield from close(scan, writer, (END,), called=writer.num_calls > before)
 
 
-def _call(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """A call from where its first parameter or its end follows the name."""
     yield from scan.skip_space()
     name = (yield from scan.whole(NAME, LONGEST_NAME)).strip()

@@ -5,13 +5,13 @@ from services.frontend.output_processor.parsing.json_calls import Keys, blocks
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 STARTS = ("<|tool_call|>", "<tool_call>")
 MARKERS = Markers(*STARTS)
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     yield from blocks(scan, writer, MARKERS, (), Keys())
 
 

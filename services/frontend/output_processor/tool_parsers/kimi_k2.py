@@ -15,7 +15,7 @@ from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -25,11 +25,11 @@ ID = re.compile(r"[^<>\s]+")
 PREFIX = "functions."
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     return blocks(scan, writer, block=SECTION, call=CALL, end=SECTION_END, calls=_calls)
 
 
-def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
     found = CALL
     while found == CALL:
         yield from scan.skip_space()

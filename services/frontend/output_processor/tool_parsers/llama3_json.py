@@ -6,14 +6,14 @@ from services.frontend.output_processor.parsing.json_calls import Keys, any_name
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 TAG = "<|python_tag|>"
 MARKERS = Markers(TAG)
 KEYS = Keys(others=("type", "function"))
 
 
-def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """Without the tag it could be any JSON answer: only names of tools on offer count."""
     yield from scan.skip_space()
     is_name = any_name if (yield from scan.try_text(TAG)) else schemas.__contains__

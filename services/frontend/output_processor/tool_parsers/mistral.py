@@ -11,7 +11,7 @@ from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, 
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKERS = Markers(START)
@@ -20,7 +20,7 @@ ID_LENGTH = 9  # what Mistral's templates insist on
 ALPHABET = string.ascii_letters + string.digits
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     while (yield from scan.until(MARKERS, writer.content)):
         before = writer.num_calls
         try:
@@ -34,7 +34,7 @@ def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
         yield from close(scan, writer, (), called=writer.num_calls > before)
 
 
-def _named(scan: Scanner, writer: Writer) -> Steps[None]:
+def _named(scan: Scanner, writer: EventWriter) -> Steps[None]:
     name = yield from scan.whole(NAME, LONGEST_NAME)
     if not name:
         raise Malformed

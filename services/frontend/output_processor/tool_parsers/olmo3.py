@@ -5,13 +5,13 @@ from services.frontend.output_processor.parsing.json_calls import any_name, clos
 from services.frontend.output_processor.parsing.python_calls import call
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<function_calls>", "</function_calls>"
 MARKERS = Markers(START)
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     while (yield from scan.until(MARKERS, writer.content)):
         before = writer.num_calls
         try:

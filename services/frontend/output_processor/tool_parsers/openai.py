@@ -12,7 +12,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
@@ -28,14 +28,14 @@ LONGEST_HEADER = 512  # characters
 FUNCTIONS = "functions."
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What a message is, and for whom."""
 
     channel: str
     recipient: str  # of a call: the function
 
 
-def header(scan: Scanner) -> Steps[Header]:
+def header(scan: Scanner) -> Steps[MessageHeader]:
     """From behind its first marker up to its message, which is read; Malformed if it does not look like one."""
     parts: list[str] = []
     if not (yield from scan.until(HEADER_ENDS, scan.keeping(parts, LONGEST_HEADER))):
@@ -44,10 +44,10 @@ def header(scan: Scanner) -> Steps[Header]:
     if found is None:
         raise Malformed
     recipient = found["first"] or found["second"] or ""
-    return Header(found["channel"] or "", recipient.removeprefix(FUNCTIONS))
+    return MessageHeader(found["channel"] or "", recipient.removeprefix(FUNCTIONS))
 
 
-def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
     while (yield from scan.until(STARTS, writer.content)):
         try:
             recipient = (yield from header(scan)).recipient

@@ -6,13 +6,13 @@ from services.frontend.output_processor.parsing.json_calls import any_name
 from services.frontend.output_processor.parsing.python_calls import listed
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|python_start|>", "<|python_end|>"
 MARKERS = Markers(START)
 
 
-def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """Without the markers it could be any list: only names of tools on offer count."""
     yield from scan.skip_space()
     is_name = any_name if (yield from scan.try_text(START)) else schemas.__contains__

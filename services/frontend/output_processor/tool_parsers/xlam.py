@@ -5,7 +5,7 @@ from services.frontend.output_processor.parsing.json_calls import Keys, calls, c
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```json"
 MARKERS = Markers("[TOOL_CALLS]", "<tool_call>", FENCE)
@@ -13,7 +13,7 @@ ENDS = ("```", "</tool_call>")
 KEYS = Keys(others=("type",))
 
 
-def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """It could be any JSON answer: only names of tools on offer count."""
     yield from scan.skip_space()
     while True:

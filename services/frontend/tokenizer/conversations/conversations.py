@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from services.frontend.bounds.prompts import characters_of
 from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.control_tokens import Section
+from services.frontend.tokenizer.control_tokens import TextSection
 from services.frontend.tokenizer.conversations import rendering_process
 from services.frontend.tokenizer.conversations.rendering import Rendering
 from shared.errors import Internal
@@ -33,7 +33,7 @@ class Conversations:
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._turns = SmallestFirst(1)
 
-    async def sections(self, prompt: ChatPrompt) -> list[Section]:
+    async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         """Raises InvalidArgument."""
         if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
             return self._rendering.sections(prompt)
@@ -49,7 +49,7 @@ class Conversations:
                 break
         return text[-characters:]
 
-    def _ask(self, prompt: ChatPrompt) -> list[Section]:
+    def _ask(self, prompt: ChatPrompt) -> list[TextSection]:
         try:
             answer = self._child.ask(rendering_process.question(prompt))
         except (ChildEnded, Internal, OSError) as error:  # it is done here then

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.control_tokens import ControlTokens, Section
+from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Rendering:
             normalize = introduction.normalizer.normalize_str
         self.control = ControlTokens(introduction.added, self.template.source, introduction.marks, normalize)
 
-    def sections(self, prompt: ChatPrompt) -> list[Section]:
+    def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         """Raises InvalidArgument."""
         if not self.introduction.guarded:
-            return [Section(self.template.text_of(prompt), plain=False)]
+            return [TextSection(self.template.text_of(prompt), plain=False)]
         shown, hidden = self.control.hide(prompt)
         return self.control.sections(self.template.text_of(shown), hidden)

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Sequence
 
 from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.control_tokens import Section
+from services.frontend.tokenizer.control_tokens import TextSection
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
 from shared.errors import Internal, InvalidArgument
 from shared.process.child import answer_all
@@ -40,13 +40,13 @@ def _told(**wrong: str) -> bytes:
     return json.dumps(wrong).encode() + END
 
 
-def encode(sections: Sequence[Section]) -> bytes:
+def encode(sections: Sequence[TextSection]) -> bytes:
     texts = [section.text.encode() for section in sections]
     lengths = [(len(text), section.plain) for text, section in zip(texts, sections, strict=True)]
     return b"".join([json.dumps(lengths).encode(), END, *texts])
 
 
-def decode(answer: bytes) -> list[Section]:
+def decode(answer: bytes) -> list[TextSection]:
     """Raises InvalidArgument, Internal."""
     head, _, texts = answer.partition(END)
     found = json.loads(head)
@@ -56,7 +56,7 @@ def decode(answer: bytes) -> list[Section]:
         raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
     sections, start = [], 0
     for length, plain in found:
-        sections.append(Section(texts[start : start + length].decode(), plain))
+        sections.append(TextSection(texts[start : start + length].decode(), plain))
         start += length
     return sections
 

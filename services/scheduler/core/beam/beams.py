@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.beam.moves import BeamMover
-from services.scheduler.core.beam.search import BeamSearch, Entries, Node
+from services.scheduler.core.beam.search import BeamNode, Entries, LiveBeams
 from services.scheduler.core.beam.searches import Beam, RunningSearch
 from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.ending import Failure, Reason
@@ -65,13 +65,13 @@ class Beams:
         self._entry.count(root, beams[0].sequence.num_cached_tokens, now)
         return True
 
-    def _fits(self, root: Sequence, search: BeamSearch) -> bool:
+    def _fits(self, root: Sequence, search: LiveBeams) -> bool:
         """Even if none of its beams finds another's blocks in the cache."""
         kv = self._state.kv
         lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
         return sum(map(kv.blocks_for, lengths)) <= kv.num_free
 
-    def _new_beam(self, root: Sequence, node: Node | None) -> Beam:
+    def _new_beam(self, root: Sequence, node: BeamNode | None) -> Beam:
         """With what it has said so far."""
         said = [] if node is None else [step.token for step in node.path()]
         return self._beam_of(root, bytes(root.tokens) + i32_bytes(said))
@@ -190,7 +190,7 @@ class Beams:
             state.events.finished.append(Finished(output, Reason.ERROR, failure=TOO_FEW_RESULTS))
 
 
-def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[Node]]) -> TokenColumns:
+def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[BeamNode]]) -> TokenColumns:
     lengths = np.array([len(path) for path in paths], dtype=np.uint32)
     nodes = [node for path in paths for node in path]
     columns = TokenColumns(

@@ -48,10 +48,10 @@ class Entries(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class BeamNode:
     """A token of a beam, and how it came about."""
 
-    parent: Node | None  # None: the prompt
+    parent: BeamNode | None  # None: the prompt
     token: int
     logprob: float
     rank: int  # among the candidates, from 1
@@ -59,38 +59,38 @@ class Node:
     total: float  # log-probability of all tokens up to here
     length: int
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[BeamNode]:
         """From the first token on."""
-        nodes: list[Node] = []
-        node: Node | None = self
+        nodes: list[BeamNode] = []
+        node: BeamNode | None = self
         while node is not None:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
 
 
-class Child(NamedTuple):
+class BeamChild(NamedTuple):
     """A live beam of the next step."""
 
     parent: int  # index of the beam that it continues
-    node: Node
+    node: BeamNode
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """A finished sequence."""
 
-    node: Node
+    node: BeamNode
     score: float
     reason: Reason
 
 
 @dataclass(slots=True)
-class BeamSearch:
+class LiveBeams:
     """The state between two steps: it may go on on another worker."""
 
     rules: BeamRules
-    live: list[Node | None] = field(default_factory=lambda: [None])  # the last node of each beam; None: the prompt
+    live: list[BeamNode | None] = field(default_factory=lambda: [None])  # the last node of each beam; None: the prompt
     finished: list[Hypothesis] = field(default_factory=list)  # the best `width`, best first
 
     def limit(self, max_output_tokens: int) -> None:
@@ -98,14 +98,14 @@ class BeamSearch:
         if max_output_tokens < self.rules.max_output_tokens:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
-    def advance(self, candidates: list[Entries]) -> list[Child]:
+    def advance(self, candidates: list[Entries]) -> list[BeamChild]:
         """What follows from the candidates of each live beam; nothing if the search is over."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
             if node.token in self.rules.end_token_ids:
                 ended.append(Hypothesis(node, self.rules.score(node.total, node.length), Reason.STOP))
             else:
-                going_on.append(Child(parent, node))
+                going_on.append(BeamChild(parent, node))
         children = heapq.nlargest(self.rules.width, going_on, key=lambda child: child.node.total)
         self._finish(ended)
         if children and children[0].node.length >= self.rules.max_output_tokens:
@@ -118,19 +118,19 @@ class BeamSearch:
         self.live = [child.node for child in children]
         return children
 
-    def _continuations(self, candidates: list[Entries]) -> Iterator[tuple[int, Node]]:
+    def _continuations(self, candidates: list[Entries]) -> Iterator[tuple[int, BeamNode]]:
         for parent, (node, entries) in enumerate(zip(self.live, candidates, strict=True)):
             total, length = (0.0, 0) if node is None else (node.total, node.length)
             for rank, (token, logprob) in enumerate(
                 zip(entries.token_ids.tolist(), entries.logprobs.tolist(), strict=True), start=1
             ):
                 if logprob > -np.inf:  # else it is banned
-                    yield parent, Node(node, token, logprob, rank, entries, total + logprob, length + 1)
+                    yield parent, BeamNode(node, token, logprob, rank, entries, total + logprob, length + 1)
 
     def _finish(self, ended: list[Hypothesis]) -> None:
         self.finished = heapq.nlargest(self.rules.width, [*self.finished, *ended], key=lambda h: h.score)
 
-    def _is_decided(self, children: list[Child]) -> bool:
+    def _is_decided(self, children: list[BeamChild]) -> bool:
         rules = self.rules
         if not children:
             return True

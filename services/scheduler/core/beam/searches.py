@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.core.beam.search import BeamSearch, Child, Entries
+from services.scheduler.core.beam.search import BeamChild, Entries, LiveBeams
 from services.scheduler.core.sequence import Sequence
 
 
@@ -26,9 +26,9 @@ class RunningSearch:
     """A search that has slots."""
 
     root: Sequence
-    search: BeamSearch
+    search: LiveBeams
     beams: list[Beam] = field(default_factory=list)  # as search.live before the decision
-    decision: list[Child] | None = None  # what is to be carried out
+    decision: list[BeamChild] | None = None  # what is to be carried out
 
     @property
     def num_reserved(self) -> int:
@@ -59,7 +59,7 @@ class Searches:
         """By beams that can go on."""
         return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
 
-    def add(self, root: Sequence, search: BeamSearch) -> RunningSearch:
+    def add(self, root: Sequence, search: LiveBeams) -> RunningSearch:
         group = self._groups[root.key] = RunningSearch(root, search)
         return group
 

@@ -17,7 +17,7 @@ from services.scheduler.core.plan import StepResult
 from services.scheduler.core.scheduling.plan_builder import Flight
 
 
-class Speculation:
+class DraftLengths:
     """Decides the length of drafts for all sequences of a step."""
 
     def __init__(self, num_speculative_tokens: int, *, fixed: bool, counts: DraftCounts) -> None:

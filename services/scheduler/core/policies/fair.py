@@ -25,7 +25,7 @@ Rank = tuple[float, int, int]  # counter, when it began to wait, index of the te
 REMEMBERED_TENANTS = 4096  # tenants without a sequence keep their counter until there are more than this
 
 
-class Tenant:
+class TenantAccount:
     """Its waiting sequences and its account."""
 
     def __init__(self, name: str, index: int, weight: float, counter: float) -> None:
@@ -49,14 +49,16 @@ class Fair:
 
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._weights = options.tenant_weights
-        self._tenants: dict[str, Tenant] = {}
-        self._without_queue: OrderedDict[str, Tenant] = OrderedDict()  # whose last sequence was taken first comes first
-        self._by_index: dict[int, Tenant] = {}
+        self._tenants: dict[str, TenantAccount] = {}
+        self._without_queue: OrderedDict[str, TenantAccount] = (
+            OrderedDict()
+        )  # whose last sequence was taken first comes first
+        self._by_index: dict[int, TenantAccount] = {}
         self._heap: list[Rank] = []
         self._num_waits = 0
         self._next_index = 0
         self._waiting = 0
-        self._last: Tenant | None = None  # whose sequence was taken last
+        self._last: TenantAccount | None = None  # whose sequence was taken last
 
     def counter(self, tenant: str) -> float:
         return self._tenants[tenant].counter
@@ -72,7 +74,7 @@ class Fair:
         self._wait(tenant, sequence)
         tenant.queue.move_to_end(sequence.key, last=False)
 
-    def _wait(self, tenant: Tenant, sequence: Sequence) -> None:
+    def _wait(self, tenant: TenantAccount, sequence: Sequence) -> None:
         if not tenant.queue:
             self._num_waits += 1
             tenant.waits_since = self._num_waits
@@ -99,7 +101,7 @@ class Fair:
         del tenant.queue[sequence.key]
         self._left(tenant)
 
-    def _left(self, tenant: Tenant) -> None:
+    def _left(self, tenant: TenantAccount) -> None:
         """One of its sequences waits no longer."""
         self._waiting -= 1
         if not tenant.queue:
@@ -136,13 +138,13 @@ class Fair:
         tenant = self._by_index.get(index)
         return 0.0 if tenant is None else tenant.counter
 
-    def _next(self) -> Tenant:
+    def _next(self) -> TenantAccount:
         """The tenant with the smallest rank; only while one waits."""
         tenant = self._first()
         assert tenant is not None, "a tenant waits"
         return tenant
 
-    def _first(self) -> Tenant | None:
+    def _first(self) -> TenantAccount | None:
         while self._heap:
             entry = self._heap[0]
             tenant = self._by_index.get(entry[2])
@@ -164,11 +166,11 @@ class Fair:
             return first.counter
         return 0.0 if self._last is None else self._last.counter
 
-    def _tenant(self, name: str) -> Tenant:
+    def _tenant(self, name: str) -> TenantAccount:
         tenant = self._tenants.get(name)
         if tenant is None:
             self._forget_one()
-            tenant = Tenant(name, self._next_index, self._weights.get(name, 1.0), self._floor())
+            tenant = TenantAccount(name, self._next_index, self._weights.get(name, 1.0), self._floor())
             self._next_index += 1
             self._tenants[name] = tenant
             self._by_index[tenant.index] = tenant

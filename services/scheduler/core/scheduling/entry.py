@@ -10,7 +10,7 @@ from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import TOKEN_BYTES, Sequence, SequenceStatus
 from services.scheduler.core.state import CoreState
 from services.scheduler.kv_cache.match import Match
-from services.scheduler.kv_cache.part_index import Part
+from services.scheduler.kv_cache.part_index import BlockPart
 
 
 class Start(NamedTuple):
@@ -74,7 +74,7 @@ class Entry:
         whole = table[:end]
         return Start(whole, num_tokens, copied=last, num_null=whole.count(0) if kv.groups.has_windows else 0)
 
-    def _match_part(self, sequence: Sequence, num_whole: int) -> Part | None:
+    def _match_part(self, sequence: Sequence, num_whole: int) -> BlockPart | None:
         """A block of the prefix cache that begins as the one behind the whole ones does. None for beams, which come in
         all or none and count on every block that is free now."""
         state, size = self._state, self._state.limits.block_size

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.scheduler.core.drafts.speculation import Speculation
+from services.scheduler.core.drafts.speculation import DraftLengths
 from services.scheduler.core.running import Slots
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.state import CoreState
@@ -15,7 +15,7 @@ from services.scheduler.core.state import CoreState
 class Grower:
     """The running half of schedule()."""
 
-    def __init__(self, state: CoreState, speculation: Speculation, num_entering: Callable[[], int]) -> None:
+    def __init__(self, state: CoreState, speculation: DraftLengths, num_entering: Callable[[], int]) -> None:
         """`num_entering`: sequences that wait for this step and nothing else, as far as is known."""
         self._state = state
         self._tables, self._running, self._kv = state.tables, state.running, state.kv

@@ -22,7 +22,7 @@ LEAST_STATES = 1  # a block that has room for a state is long
 Holds = Callable[[bytes], bool]  # whether a page of that name lies below the device, in a tier that is looked at
 
 
-class Pages(NamedTuple):
+class NeededPages(NamedTuple):
     """What a sequence needs that starts at some block position."""
 
     kept: list[int]  # blocks of the device that have it already
@@ -37,7 +37,7 @@ class Reach(Protocol):
     def num_behind(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: Holds) -> int:
         """How many block positions, at most `most`, could be had behind those that are found on the device."""
 
-    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> Pages:
+    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> NeededPages:
         """For a start behind so many more."""
 
     def sight(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
@@ -61,9 +61,9 @@ class PlainReach:
             end += 1
         return end - start
 
-    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> Pages:
+    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> NeededPages:
         start = len(found)
-        return Pages(list(found), list(hashes[start : start + num_behind]))
+        return NeededPages(list(found), list(hashes[start : start + num_behind]))
 
     def sight(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
         return sequence.block_hashes, []
@@ -94,7 +94,7 @@ class GroupReach:
 
         return max(0, self._groups.match(there, min(len(hashes), start + most)) - start)
 
-    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> Pages:
+    def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_behind: int) -> NeededPages:
         end = len(found) // self._groups.num + num_behind
         kept, names = [], []
         for name in self._names(hashes, end, self._firsts(end)):
@@ -103,7 +103,7 @@ class GroupReach:
                 names.append(name)
             else:
                 kept.append(block)
-        return Pages(kept, names)
+        return NeededPages(kept, names)
 
     def sight(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
         hashes, size = sequence.block_hashes, self._groups.block_size

@@ -19,7 +19,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers.disk_transfers import DiskTransfers
 from services.scheduler.core.transfers.limits import TierLimits
 from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
-from services.scheduler.core.transfers.reach import Holds, Pages, reach_of
+from services.scheduler.core.transfers.reach import Holds, NeededPages, reach_of
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.eviction import POLICIES
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
@@ -164,11 +164,11 @@ class Transfers:
         self._under_way[coming].waiting[sequence.key] = sequence
         return True
 
-    def _comes_with(self, pages: Pages) -> int | None:
+    def _comes_with(self, pages: NeededPages) -> int | None:
         """The transfer that brings some of them."""
         return next((self._coming[name] for name in pages.names if name in self._coming), None)
 
-    def _pages(self, sequence: Sequence, found: Blocks[int], most: int, holds: Holds) -> Pages:
+    def _pages(self, sequence: Sequence, found: Blocks[int], most: int, holds: Holds) -> NeededPages:
         """For the furthest start that is worth the wait, and for which there is room in host memory; none if there is
         no such start."""
         hashes, reach = sequence.block_hashes, self._reach
@@ -178,7 +178,7 @@ class Transfers:
             if excess <= 0 or self._kv.groups.plain:
                 return pages
             most = count + -excess // self._kv.num_groups  # a position less is a page less of each group at most
-        return Pages([], [])
+        return NeededPages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
         """Until what of it is not in host memory has come there."""
@@ -191,7 +191,7 @@ class Transfers:
         self.disk.wait(coming, sequence)
         return True
 
-    def _bring(self, pages: Pages) -> int:
+    def _bring(self, pages: NeededPages) -> int:
         """Those that are on the device must still be there when the others come."""
         transfer_id, names = next(self._ids), pages.names
         self._kv.hold(transfer_id, pages.kept)

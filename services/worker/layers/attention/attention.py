@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Sinks:
     """Scores that take their share of every softmax and give nothing."""
 
-    def __init__(self, name: str, num_q_heads: int, place: Placement) -> None:
+    def __init__(self, name: str, num_q_heads: int, place: LayerPlacement) -> None:
         self._name, self._total = name, num_q_heads
         self._heads = place.shard.part(num_q_heads, "num_attention_heads")
         self._given: Tensor = place.empty(len(self._heads))
@@ -46,7 +46,7 @@ class Attention:
         config: DecoderConfig,
         window: int,
         backend: AttentionBackend,
-        place: Placement,
+        place: LayerPlacement,
         *,
         adds_up: bool = True,
     ) -> None:

@@ -10,7 +10,7 @@ from services.worker.layers.linear import Linear, Projection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.models.encoders.encoder_config import EncoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -19,7 +19,13 @@ class BidirectionalAttention:
     """Projections around kernels' ragged_attention."""
 
     def __init__(
-        self, inputs: Sequence[Projection], output: Projection, config: EncoderConfig, place: Placement, *, layer: int
+        self,
+        inputs: Sequence[Projection],
+        output: Projection,
+        config: EncoderConfig,
+        place: LayerPlacement,
+        *,
+        layer: int,
     ) -> None:
         """`inputs`: queries, keys and values, in this order, in one tensor or three."""
         self._input = Linear(inputs, config.hidden_size, config.attention_bias, place)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionMetadata, LatentBackend
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
@@ -50,7 +50,7 @@ class MadeOfLatent:
     An adapter cannot change it: it would have to meet the queries of its own sequences alone.
     """
 
-    def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: Placement) -> None:
+    def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: LayerPlacement) -> None:
         size = latent.still_dim + latent.value_dim
         part = Projection(name, num_heads * size, taken=of_heads(own, size))
         self._loaded = parts_of([part], latent.kv_rank, False, place, columns=range(latent.kv_rank), quantized=False)
@@ -81,7 +81,7 @@ class MadeOfLatent:
 class LatentAttention:
     """Queries and keys of a head: a part that is not rotated, then one that is."""
 
-    def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: Placement) -> None:
+    def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: LayerPlacement) -> None:
         assert config.latent is not None
         self._config, self._latent, self._backend, self._place = config, config.latent, backend, place
         latent, hidden, heads = config.latent, config.hidden_size, config.num_q_heads

@@ -11,14 +11,14 @@ from shared.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 SILU = ("silu", "swish")
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
 KNOWN = (*SILU, *GELU_TANH, "gelu", "relu")
 
 
-def activate(name: str, place: Placement) -> Callable[[Tensor], Tensor]:
+def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
     """`name`: one of KNOWN. Raises InvalidArgument where a row has to have the same bits in any batch and would not."""
     if place.batch_invariant and place.device.type == "cpu" and name != "relu":
         text = f"batch_invariant: {name} is computed by torch on the CPU, other for a tensor's last elements"
@@ -32,7 +32,7 @@ def activate(name: str, place: Placement) -> Callable[[Tensor], Tensor]:
     return partial(functional.gelu, approximate="tanh" if name in GELU_TANH else "none")
 
 
-def gated(name: str, place: Placement) -> Callable[[Tensor], Tensor]:
+def gated(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
     """Of [num_tokens, 2 * size]: the first half, activated, times the second."""
     act = activate(name, place)
 

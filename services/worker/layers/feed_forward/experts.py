@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kernels.reference.low_rank import ExpertAdditions
     from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
     from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels
@@ -33,7 +33,7 @@ class Experts:
     takes_adapters: ClassVar[bool] = True
     inputs_first: ClassVar[bool] = False  # in transformers' parameters for all experts
 
-    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         self._name, self._names, self._gate = name, config.names, config.activation
         self._ops = place.ops
         self._total = config.intermediate_size
@@ -126,7 +126,7 @@ class Experts:
 class ChoiceBias:
     """Added to the experts' scores where they are chosen, so that all of them are used (arXiv 2408.15664)."""
 
-    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+    def __init__(self, name: str, num_experts: int, place: LayerPlacement) -> None:
         self._name = f"{name}.e_score_correction_bias"
         self.values: Tensor = place.empty(num_experts).float()
 
@@ -137,7 +137,7 @@ class ChoiceBias:
         """Used as it is, in float32."""
 
 
-def place_of_shared(place: Placement) -> Placement:
+def place_of_shared(place: LayerPlacement) -> LayerPlacement:
     """Where a shared expert lies: cut like all else, or whole, for rows that no other rank has."""
     return replace(place, shard=WHOLE) if place.shard.dispatches else place
 
@@ -150,7 +150,7 @@ class SparseMLP:
         name: str,
         hidden_size: int,
         config: ExpertsConfig,
-        place: Placement,
+        place: LayerPlacement,
         experts: Experts | None = None,
         *,
         shared: MLP | None = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.models.single_row import RowKernels
 
 
@@ -22,7 +22,7 @@ class PlainMLP:
     """down(activation(up(x)))"""
 
     def __init__(
-        self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: Placement, *, activation: str
+        self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: LayerPlacement, *, activation: str
     ) -> None:
         features = place.shard.part(up.out_features, "intermediate_size")
         self._up = Linear([replace(up, taken=(features,))], hidden_size, bias, place)
@@ -50,7 +50,7 @@ class MLP:
         hidden_size: int,
         intermediate_size: int,
         bias: bool,
-        place: Placement,
+        place: LayerPlacement,
         *,
         activation: str = "silu",
         fused: bool = False,

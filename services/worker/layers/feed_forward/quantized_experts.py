@@ -11,14 +11,14 @@ from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
     from services.worker.models.config.experts_config import ExpertsConfig
 
 
 class QuantizedExperts(Experts):
     """Gate and up of an expert are quantized alike."""
 
-    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         if place.shard.whole_experts:
             raise InvalidArgument("expert_parallel: quantized experts are cut among ranks", field="expert_parallel")
         super().__init__(name, hidden_size, config, place)
@@ -45,14 +45,14 @@ class QuantizedExperts(Experts):
         super().finish()
 
 
-def _quantized(parts: list[Projection], in_features: int, columns: range, place: Placement) -> QuantizedParts:
+def _quantized(parts: list[Projection], in_features: int, columns: range, place: LayerPlacement) -> QuantizedParts:
     scheme = scheme_of(parts, place)
     if scheme is None:
         raise InvalidArgument(f"model: {parts[0].name} is not quantized, but other experts are", field="model")
     return QuantizedParts(parts, scheme, in_features, False, place, columns=columns)
 
 
-def experts_of(name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> Experts:
+def experts_of(name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> Experts:
     """As the checkpoint has them."""
     first = f"{name}.0.{config.names.gate}"
     quantized = place.checkpoint is not None and place.checkpoint.scheme(first) is not None

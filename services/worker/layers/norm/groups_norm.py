@@ -10,7 +10,7 @@ from services.worker.layers.sharding import HeadShare, of_heads, portion
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.layers.sharding import Collectives
 
 
@@ -18,7 +18,7 @@ class GroupsNorm:
     """A group is what heads with a key in common give. Where ranks share one, squares are added up over all ranks."""
 
     def __init__(
-        self, name: str, heads: HeadShare, num_groups: int, size: int, place: Placement, *, eps: float
+        self, name: str, heads: HeadShare, num_groups: int, size: int, place: LayerPlacement, *, eps: float
     ) -> None:
         """`heads`: of this rank; `num_groups`, `size`: of the whole model, groups and elements of all together."""
         import torch

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
 
 
 class LayerNorm:
     """Called with a residual, it first adds x to that, in place."""
 
     def __init__(
-        self, name: str, size: int, eps: float, place: Placement, *, bias: bool = True, scale: float = 1.0
+        self, name: str, size: int, eps: float, place: LayerPlacement, *, bias: bool = True, scale: float = 1.0
     ) -> None:
         """`scale`: what the result is multiplied by."""
         self._name, self._size, self._eps, self._scale = name, size, eps, scale

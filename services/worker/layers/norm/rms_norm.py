@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.layers.sharding import Collectives
 
 
@@ -20,7 +20,7 @@ class RMSNorm:
         name: str,
         size: int,
         eps: float,
-        place: Placement,
+        place: LayerPlacement,
         *,
         offset: float = 0.0,
         scale: float = 1.0,

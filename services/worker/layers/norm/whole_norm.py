@@ -11,11 +11,11 @@ from services.worker.layers.sharding import of_heads, portion
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.models.config.decoder_config import DecoderConfig
 
 
-def whole_norms(name: str, config: DecoderConfig, place: Placement) -> list[RMSNorm | HeadsNorm]:
+def whole_norms(name: str, config: DecoderConfig, place: LayerPlacement) -> list[RMSNorm | HeadsNorm]:
     """Of queries, of keys."""
     names, totals = (f"{name}.q_norm", f"{name}.k_norm"), (config.num_q_heads, config.num_kv_heads)
     if place.shard.is_whole:
@@ -36,7 +36,7 @@ class HeadsNorm:
     """Squares are added up over all ranks."""
 
     def __init__(
-        self, name: str, heads: list[tuple[int, bool]], total: int, place: Placement, *, head_dim: int, eps: float
+        self, name: str, heads: list[tuple[int, bool]], total: int, place: LayerPlacement, *, head_dim: int, eps: float
     ) -> None:
         """`heads`: of this rank, and whether they count here, because ranks may have copies of others'; `total`: how
         many the model has."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from services.worker.layers.quantization import names
 from services.worker.layers.quantization.bit_fields import unpacked
 from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.port import Stored
+from services.worker.layers.quantization.port import CheckpointTensor
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ class Awq:
                 field="model",
             )
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         words, groups = out_features // len(ORDER), in_features // (self.group_size or in_features)
         stored = {
-            "qweight": Stored((in_features, words), torch.int32),
-            "scales": Stored((groups, out_features), torch.float32),
+            "qweight": CheckpointTensor((in_features, words), torch.int32),
+            "scales": CheckpointTensor((groups, out_features), torch.float32),
         }
-        return stored | ({"qzeros": Stored((groups, words), torch.int32)} if self.zero_points else {})
+        return stored | ({"qzeros": CheckpointTensor((groups, words), torch.int32)} if self.zero_points else {})
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
         import torch

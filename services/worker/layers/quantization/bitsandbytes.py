@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from services.worker.layers.quantization import names
 from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.port import Scheme, Stored
+from services.worker.layers.quantization.port import CheckpointTensor, Scheme
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -54,20 +54,20 @@ class TableOf16:
                 f"model: {name} has rows of {in_features}, which blocks of {BLOCK} do not divide", field="model"
             )
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         count = out_features * in_features
         blocks = count // BLOCK
         stored = {
-            "weight": Stored((count // 2, 1), torch.uint8),
-            "weight.absmax": Stored((blocks,), torch.uint8 if self.nested else torch.float32),
-            "weight.quant_map": Stored((16,), torch.float32),
-            f"weight.quant_state.bitsandbytes__{self.table}": Stored((0,), torch.uint8),
+            "weight": CheckpointTensor((count // 2, 1), torch.uint8),
+            "weight.absmax": CheckpointTensor((blocks,), torch.uint8 if self.nested else torch.float32),
+            "weight.quant_map": CheckpointTensor((16,), torch.float32),
+            f"weight.quant_state.bitsandbytes__{self.table}": CheckpointTensor((0,), torch.uint8),
         }
         if self.nested:
-            stored["weight.nested_absmax"] = Stored((-(-blocks // NESTED_BLOCK),), torch.float32)
-            stored["weight.nested_quant_map"] = Stored((256,), torch.float32)
+            stored["weight.nested_absmax"] = CheckpointTensor((-(-blocks // NESTED_BLOCK),), torch.float32)
+            stored["weight.nested_quant_map"] = CheckpointTensor((256,), torch.float32)
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
@@ -102,12 +102,12 @@ class Int8Rows:
     def check(self, name: str, out_features: int, in_features: int) -> None:
         """Any size."""
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         return {
-            "weight": Stored((out_features, in_features), torch.int8),
-            "SCB": Stored((out_features,), torch.float32),
+            "weight": CheckpointTensor((out_features, in_features), torch.int8),
+            "SCB": CheckpointTensor((out_features,), torch.float32),
         }
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from services.worker.layers.quantization.port import Stored
+from services.worker.layers.quantization.port import CheckpointTensor
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class EightBits:
                 field="model",
             )
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         scales = {
@@ -53,13 +53,13 @@ class EightBits:
         }[self.weight]
         dtype = torch.float8_e4m3fn if self.kind == "fp8" else torch.int8
         stored = {
-            "weight": Stored((out_features, in_features), dtype),
-            "weight_scale": Stored(scales, torch.float32),
+            "weight": CheckpointTensor((out_features, in_features), dtype),
+            "weight_scale": CheckpointTensor(scales, torch.float32),
         }
         if self.zero_points:
-            stored["weight_zero_point"] = Stored(scales, torch.int8)
+            stored["weight_zero_point"] = CheckpointTensor(scales, torch.int8)
         if self.activations == "static":
-            stored["input_scale"] = Stored((1,), torch.float32)
+            stored["input_scale"] = CheckpointTensor((1,), torch.float32)
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:

@@ -13,7 +13,7 @@ from services.worker.layers.quantization import names
 from services.worker.layers.quantization.bit_fields import WORD, unpacked
 from services.worker.layers.quantization.fields import Fields
 from services.worker.layers.quantization.groups import grouped
-from services.worker.layers.quantization.port import Stored
+from services.worker.layers.quantization.port import CheckpointTensor
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ class Gptq:
                 field="model",
             )
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         count, groups = WORD // self.bits, in_features // (self.group_size or in_features)
         stored = {
-            "qweight": Stored((in_features // count, out_features), torch.int32),
-            "qzeros": Stored((groups, out_features // count), torch.int32),
-            "scales": Stored((groups, out_features), torch.float32),
+            "qweight": CheckpointTensor((in_features // count, out_features), torch.int32),
+            "qzeros": CheckpointTensor((groups, out_features // count), torch.int32),
+            "scales": CheckpointTensor((groups, out_features), torch.float32),
         }
-        return stored | ({"g_idx": Stored((in_features,), torch.int32)} if self.act_order else {})
+        return stored | ({"g_idx": CheckpointTensor((in_features,), torch.int32)} if self.act_order else {})
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
         codes = unpacked(tensors["qweight"], self.bits, 0).t()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.worker.layers.quantization.bit_fields import WORD, unpacked
 from services.worker.layers.quantization.groups import grouped
-from services.worker.layers.quantization.port import Stored
+from services.worker.layers.quantization.port import CheckpointTensor
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ class PackedIntegers:
                 field="model",
             )
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch
 
         groups = in_features // (self.group_size or in_features)
         stored = {
-            "weight_packed": Stored((out_features, -(-in_features * self.bits // WORD)), torch.int32),
-            "weight_scale": Stored((out_features, groups), torch.float32),
+            "weight_packed": CheckpointTensor((out_features, -(-in_features * self.bits // WORD)), torch.int32),
+            "weight_scale": CheckpointTensor((out_features, groups), torch.float32),
         }
         if self.zero_points:
             words = -(-out_features * self.bits // WORD)
-            stored["weight_zero_point"] = Stored((words, groups), torch.int32)
+            stored["weight_zero_point"] = CheckpointTensor((words, groups), torch.int32)
         if self.act_order:
-            stored["weight_g_idx"] = Stored((in_features,), torch.int32)
+            stored["weight_g_idx"] = CheckpointTensor((in_features,), torch.int32)
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:

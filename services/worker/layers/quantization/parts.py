@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from kernels.reference.quantized_linear import QuantizedWeight
     from services.worker.layers.linear import Projection
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.layers.quantization.port import Scheme
 
 
@@ -30,7 +30,7 @@ class QuantizedParts:
         scheme: Scheme,
         in_features: int,
         bias: bool,
-        place: Placement,
+        place: LayerPlacement,
         *,
         columns: range,
     ) -> None:
@@ -115,7 +115,7 @@ class QuantizedParts:
         return self._ops.prepare_quantized_linear(self.weight, self._dtype)
 
 
-def scheme_of(parts: Sequence[Projection], place: Placement) -> Scheme | None:
+def scheme_of(parts: Sequence[Projection], place: LayerPlacement) -> Scheme | None:
     """How all of them are quantized; None if they are not. Raises InvalidArgument if some are otherwise than others."""
     if place.checkpoint is None:
         return None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CheckpointTensor:
     """A tensor of the checkpoint: how large, and of what."""
 
     shape: tuple[int, ...]  # (0,): as large as the checkpoint's
@@ -27,7 +27,7 @@ class Scheme(Protocol):
     def check(self, name: str, out_features: int, in_features: int) -> None:
         """Raises InvalidArgument for sizes that it cannot have."""
 
-    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         """By what follows the projection's name and a dot."""
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:

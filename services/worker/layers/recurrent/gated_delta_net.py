@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class GatedDeltaNet(RecurrentLayer):
     """As Qwen3-Next has it: projections of a key head, and of the values that read it, lie side by side."""
 
-    def __init__(self, name: str, config: DecoderConfig, place: Placement) -> None:
+    def __init__(self, name: str, config: DecoderConfig, place: LayerPlacement) -> None:
         whole = config.recurrent
         assert whole is not None, "its family reads them"
         hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads

@@ -10,13 +10,13 @@ from services.worker.layers.sharding import portion
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
 
 
 class HeadRates:
     """A parameter for each head, in float32."""
 
-    def __init__(self, name: str, heads: range, total: int, place: Placement) -> None:
+    def __init__(self, name: str, heads: range, total: int, place: LayerPlacement) -> None:
         """`heads`: of this rank, of `total`"""
         self._name, self._heads, self._total = name, heads, total
         self.values: Tensor = place.empty(len(heads)).float()
@@ -32,7 +32,7 @@ class Convolution:
     """Its weights."""
 
     def __init__(
-        self, name: str, taken: tuple[range, ...], total: int, width: int, place: Placement, *, bias: bool = False
+        self, name: str, taken: tuple[range, ...], total: int, width: int, place: LayerPlacement, *, bias: bool = False
     ) -> None:
         """`taken`: the channels that this rank has, of `total`"""
         self._name, self._taken, self._total = name, taken, total

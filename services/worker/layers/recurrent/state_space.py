@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -53,7 +53,7 @@ class StateSpace(RecurrentLayer):
         self,
         name: str,
         config: DecoderConfig,
-        place: Placement,
+        place: LayerPlacement,
         scales: SpaceScales | None = None,
         *,
         adds_up: bool = True,

@@ -13,13 +13,13 @@ from services.worker.layers.linear import Projection
 from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.layers.pooled_classifier import PooledClassifier
 from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from services.worker.step.forward_batch import ForwardBatch
 
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # trained for another task than embeddings
@@ -31,7 +31,7 @@ RELATION = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 class BertLayer:
     """norm(x + attention(x)), then norm(x + mlp(x))"""
 
-    def __init__(self, name: str, config: EncoderConfig, place: Placement, *, layer: int) -> None:
+    def __init__(self, name: str, config: EncoderConfig, place: LayerPlacement, *, layer: int) -> None:
         size, eps, attention = config.hidden_size, config.norm_eps, f"{name}.attention"
         inputs = [Projection(f"{attention}.self.{part}", size) for part in ("query", "key", "value")]
         output = Projection(f"{attention}.output.dense", size)
@@ -57,7 +57,7 @@ class BertLayer:
         return self._second(self._mlp(x), x)
 
 
-class Bert(Encoder):
+class Bert(EncoderModel):
     """BertModel, and BertForSequenceClassification, whose classifier reads the pooler's vector."""
 
     base: ClassVar[str] = "bert"
@@ -68,7 +68,7 @@ class Bert(Encoder):
         "linear.weight",  # ColBERT's projection, which the head reads (heads/sentence_head.py)
     )
 
-    def __init__(self, config: EncoderConfig, place: Placement, num_positions: int) -> None:
+    def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
         super().__init__(config, place, num_positions)
         name, size = f"{self.base}.embeddings", config.hidden_size
         rows = config.first_position + config.max_positions
@@ -83,11 +83,11 @@ class Bert(Encoder):
         return replace(read_encoder(config), num_token_types=config.integer("type_vocab_size", 2))
 
     @classmethod
-    def layer(cls, index: int, config: EncoderConfig, place: Placement) -> BertLayer:
+    def layer(cls, index: int, config: EncoderConfig, place: LayerPlacement) -> BertLayer:
         return BertLayer(f"{cls.base}.encoder.layer.{index}", config, place, layer=index)
 
     @classmethod
-    def classifier_of(cls, config: EncoderConfig, place: Placement) -> PooledClassifier:
+    def classifier_of(cls, config: EncoderConfig, place: LayerPlacement) -> PooledClassifier:
         return PooledClassifier(f"{cls.base}.pooler.dense", "classifier", config, place)
 
     @property

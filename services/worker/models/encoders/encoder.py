@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from torch import Tensor
 
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from services.worker.layers.pooled_classifier import PooledClassifier
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -34,13 +34,13 @@ class EncoderLayer(Protocol):
         """x [num_tokens, hidden_size], may be overwritten -> the same shape"""
 
 
-class Encoder(ABC):
+class EncoderModel(ABC):
     """Tokens to hidden states."""
 
     base: ClassVar[str]  # what checkpoints with a head call the part without
     unused: ClassVar[tuple[str, ...]] = ()  # tensors that checkpoints may hold and nobody reads
 
-    def __init__(self, config: EncoderConfig, place: Placement, num_positions: int) -> None:
+    def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
         """`num_positions`: longest prompt that will be run."""
         self.config = config
         self.layers = [self.layer(index, config, place) for index in range(config.num_layers)]
@@ -56,11 +56,11 @@ class Encoder(ABC):
 
     @staticmethod
     @abstractmethod
-    def layer(index: int, config: EncoderConfig, place: Placement) -> EncoderLayer: ...
+    def layer(index: int, config: EncoderConfig, place: LayerPlacement) -> EncoderLayer: ...
 
     @staticmethod
     @abstractmethod
-    def classifier_of(config: EncoderConfig, place: Placement) -> PooledClassifier: ...
+    def classifier_of(config: EncoderConfig, place: LayerPlacement) -> PooledClassifier: ...
 
     @property
     @abstractmethod

@@ -14,13 +14,13 @@ from services.worker.layers.norm.layer_norm import LayerNorm
 from services.worker.layers.pooled_classifier import PooledClassifier
 from services.worker.models.config.config_file import ConfigFile, refusal
 from services.worker.models.config.rope_config import RopeConfig, read_section
-from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.encoders.encoder_config import CLS, MEAN, EncoderConfig, read_activation, read_encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from services.worker.step.forward_batch import ForwardBatch
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -30,7 +30,7 @@ HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.b
 class ModernBertLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the first layer's attention reads what is normalised already."""
 
-    def __init__(self, name: str, config: EncoderConfig, place: Placement, *, layer: int) -> None:
+    def __init__(self, name: str, config: EncoderConfig, place: LayerPlacement, *, layer: int) -> None:
         size, bias, eps = config.hidden_size, config.norm_bias, config.norm_eps
         self._first = LayerNorm(f"{name}.attn_norm", size, eps, place, bias=bias) if layer else None
         inputs, output = [Projection(f"{name}.attn.Wqkv", 3 * size)], Projection(f"{name}.attn.Wo", size)
@@ -60,13 +60,13 @@ class ModernBertLayer:
         return x.add_(self._down(self._gate(self._up(self._second(x)))))
 
 
-class ModernBert(Encoder):
+class ModernBert(EncoderModel):
     """ModernBertModel and ModernBertForSequenceClassification."""
 
     base: ClassVar[str] = "model"
     unused: ClassVar[tuple[str, ...]] = HEAD
 
-    def __init__(self, config: EncoderConfig, place: Placement, num_positions: int) -> None:
+    def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
         super().__init__(config, place, num_positions)
         size, eps, bias = config.hidden_size, config.norm_eps, config.norm_bias
         self._words = Embedding("model.embeddings.tok_embeddings", config.vocab_size, size, place)
@@ -99,11 +99,11 @@ class ModernBert(Encoder):
         )
 
     @staticmethod
-    def layer(index: int, config: EncoderConfig, place: Placement) -> ModernBertLayer:
+    def layer(index: int, config: EncoderConfig, place: LayerPlacement) -> ModernBertLayer:
         return ModernBertLayer(f"model.layers.{index}", config, place, layer=index)
 
     @staticmethod
-    def classifier_of(config: EncoderConfig, place: Placement) -> PooledClassifier:
+    def classifier_of(config: EncoderConfig, place: LayerPlacement) -> PooledClassifier:
         return PooledClassifier("head.dense", "classifier", config, place, norm="head.norm")
 
     @property

@@ -11,7 +11,7 @@ from services.worker.models.encoders.bert import Bert
 from services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 HEAD = ("bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "decoder.weight", "decoder.bias")
 
@@ -36,5 +36,5 @@ class Roberta(Bert):
         )
 
     @classmethod
-    def classifier_of(cls, config: EncoderConfig, place: Placement) -> PooledClassifier:
+    def classifier_of(cls, config: EncoderConfig, place: LayerPlacement) -> PooledClassifier:
         return PooledClassifier("classifier.dense", "classifier.out_proj", config, place)

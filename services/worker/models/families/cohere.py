@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.step.forward_batch import ForwardBatch
 
 
 class CohereLayer(ComposedLayer):
     """x + attention(norm(x)) + feed-forward(norm(x))"""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size = f"model.layers.{index}", config.hidden_size
         self._norm = LayerNorm(f"{name}.input_layernorm", size, config.rms_norm_eps, place, bias=False)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
@@ -73,11 +73,11 @@ class CohereForCausalLM(CausalLM):
         return read_cohere(config)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> CohereLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> CohereLayer:
         return CohereLayer(index, config, backend, place)
 
     @staticmethod
-    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+    def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
         eps, scale = config.rms_norm_eps, config.logit_scale
         return LayerNorm("model.norm", config.hidden_size, eps, place, bias=False, scale=scale)
 

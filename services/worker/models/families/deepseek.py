@@ -18,7 +18,7 @@ from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 NAMES = ExpertNames(shared="shared_experts")
 METHODS = ("greedy", "group_limited_greedy")
@@ -36,13 +36,13 @@ class DeepseekForCausalLM(MixtureForCausalLM):
     )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         assert isinstance(backend, LatentBackend), "chosen for this model"
         attention = LatentAttention(f"model.layers.{index}.self_attn", config, backend, place)
         return MixtureLayer(index, config, backend, place, attention=attention)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain has no latent attention"
 
 

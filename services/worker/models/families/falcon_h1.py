@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
     from services.worker.step.forward_batch import ForwardBatch
 
 DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
@@ -45,7 +45,7 @@ class FalconH1Attention(Attention):
 class FalconH1Layer(ComposedLayer):
     """The state is the second of the things that it keeps."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         multipliers = config.multipliers
         assert multipliers is not None
@@ -124,7 +124,7 @@ class FalconH1ForCausalLM(CausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> FalconH1Layer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> FalconH1Layer:
         return FalconH1Layer(index, config, backend, place)
 
 

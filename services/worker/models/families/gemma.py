@@ -13,7 +13,7 @@ from services.worker.models.config.rope_config import RopeConfig
 from services.worker.models.families.llama import LlamaForCausalLM
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderConfig:
@@ -42,5 +42,5 @@ class GemmaForCausalLM(LlamaForCausalLM):
         return read_gemma(config)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain has gates of SiLU only"

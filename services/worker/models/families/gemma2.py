@@ -14,7 +14,7 @@ from services.worker.models.sandwich import SandwichLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 class Gemma2ForCausalLM(CausalLM):
@@ -34,7 +34,7 @@ class Gemma2ForCausalLM(CausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> SandwichLayer:
         return SandwichLayer(index, config, NORMS, backend, place)
 
 

@@ -14,7 +14,7 @@ from services.worker.models.sandwich import NormNames, SandwichLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 NORMS = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -42,7 +42,7 @@ class Gemma3ForCausalLM(CausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> SandwichLayer:
         return SandwichLayer(index, config, NORMS, backend, place)
 
 

@@ -15,7 +15,7 @@ from services.worker.models.sandwich import NormNames, SandwichLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
@@ -44,5 +44,5 @@ class Glm4ForCausalLM(CausalLM):
         return read_glm(config)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> SandwichLayer:
         return SandwichLayer(index, config, NORMS, backend, place)

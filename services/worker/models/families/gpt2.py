@@ -18,7 +18,7 @@ from services.worker.models.prenorm import PrenormLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 # What its config.json calls what others have.
 NAMES = {
@@ -64,7 +64,7 @@ class GPT2LMHeadModel(LearnedPositions):
         return replace(decoder, qkv_bias=True, o_bias=True, mlp_bias=True, attention_scale=scale)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
         name, size, eps = f"transformer.h.{index}", config.hidden_size, config.rms_norm_eps
         up = Projection(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
         down = Projection(f"{name}.mlp.c_proj", size, transposed=True)
@@ -76,7 +76,7 @@ class GPT2LMHeadModel(LearnedPositions):
         )
 
     @staticmethod
-    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+    def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
         return LayerNorm("transformer.ln_f", config.hidden_size, config.rms_norm_eps, place)
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
 
 MXFP4 = "mxfp4"
 NAMES = ExpertNames(router="router")
@@ -31,7 +31,7 @@ class InterleavedExperts(Experts):
 
     takes_adapters = False
 
-    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         super().__init__(name, hidden_size, config, place)
         count, size, self._shard = len(self.here), len(self._features), place.shard
         self._gate_up = place.empty(count, hidden_size, 2 * size)
@@ -70,7 +70,7 @@ class InterleavedExperts(Experts):
 class Mxfp4Experts(InterleavedExperts):
     """Of 4 bits, output features before input features."""
 
-    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         super().__init__(name, hidden_size, config, place)
         import torch  # here: families are also read where there is none
 
@@ -149,7 +149,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         assert config.experts is not None
         name = f"model.layers.{index}.{config.experts.names.module}"
         layout = Mxfp4Experts if config.experts.in_mxfp4 else InterleavedExperts

@@ -23,7 +23,7 @@ from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 
@@ -31,7 +31,7 @@ RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attent
 class GraniteHybridLayer(MixtureLayer):
     """`shared_mlp` takes every token, and the layer has no other feed-forward where there are no experts."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         assert config.recurrent is not None
         name, hidden, experts = f"model.layers.{index}", config.hidden_size, config.experts
         mixer: Attention | StateSpace = (
@@ -80,11 +80,11 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         return GraniteHybridLayer(index, config, backend, place)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain has no recurrent layers"
 
 

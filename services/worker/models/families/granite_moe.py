@@ -16,7 +16,7 @@ from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
 
 NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="input_linear", down="output_linear")
 
@@ -52,7 +52,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
         return replace(decoder, experts=experts)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         assert config.experts is not None
         name = f"model.layers.{index}.{NAMES.module}"
         whole = WholeExperts(name, config.hidden_size, config.experts, place)

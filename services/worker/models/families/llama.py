@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.layers.sharding import Collectives
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
@@ -37,7 +37,7 @@ class LlamaLayer:
         index: int,
         config: DecoderConfig,
         backend: AttentionBackend,
-        place: Placement,
+        place: LayerPlacement,
         *,
         attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
         experts: SparseMLP | MLP | None = None,
@@ -123,9 +123,9 @@ class LlamaForCausalLM(CausalLM):
         return replace(read_decoder(config), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> LlamaLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> LlamaLayer:
         return LlamaLayer(index, config, backend, place)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return single_row.reject_reason(config, place)

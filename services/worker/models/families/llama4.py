@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
     from services.worker.step.forward_batch import ForwardBatch
 
 NAMES = ExpertNames(module="feed_forward", router="router")
@@ -56,7 +56,7 @@ class Llama4Attention(Attention):
     """A layer that rotates may normalise, without weights. Rotation keeps lengths: the kernels' norm before it is the
     one behind it."""
 
-    def __init__(self, index: int, config: Llama4Config, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, index: int, config: Llama4Config, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(f"model.layers.{index}.self_attn", config, config.sliding_windows[index], backend, place)
         rotates = config.ropes[index] != NO_ROPE
         self._ones = place.empty(config.head_dim) if rotates and config.unit_queries else None
@@ -83,7 +83,7 @@ class Llama4Attention(Attention):
         return self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=chunk, chunked=chunk > 0)
 
 
-class StackedExperts(Experts):
+class Llama4Experts(Experts):
     """One tensor for all experts, input features before output features, gates before ups."""
 
     inputs_first = True
@@ -137,7 +137,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
         return Llama4Config(**known, unit_queries=unit_queries, temperature=_read_temperature(file))
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         assert isinstance(config, Llama4Config)
         assert config.experts is not None
         name, size = f"model.layers.{index}.{NAMES.module}", config.hidden_size
@@ -150,18 +150,18 @@ class Llama4ForCausalLM(MixtureForCausalLM):
         return MixtureLayer(index, config, backend, place, feed, attention=attention)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain has no chunks, and no experts whose inputs are weighted"
 
 
-def _experts(name: str, config: Llama4Config, place: Placement) -> Experts:
+def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
     """Quantized ones have tensors of their own each."""
     assert config.experts is not None
     if place.checkpoint is not None:
         found = experts_of(name, config.hidden_size, config.experts, place)
         if isinstance(found, QuantizedExperts):
             return found
-    return StackedExperts(name, config.hidden_size, config.experts, place)
+    return Llama4Experts(name, config.hidden_size, config.experts, place)
 
 
 def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:

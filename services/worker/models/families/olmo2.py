@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, Placement
+    from services.worker.layers.placement import Destination, LayerPlacement
     from services.worker.step.forward_batch import ForwardBatch
 
 
 class Olmo2Attention(Attention):
     """The norms of queries and of keys go over all their heads at once."""
 
-    def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(name, config, 0, backend, place)
         self._whole_norms = whole_norms(name, config, place)
         self._sizes = tuple(norm.size for norm in self._whole_norms)
@@ -52,7 +52,7 @@ class Olmo2Attention(Attention):
 class Olmo2Layer(ComposedLayer):
     """Attention, then feed-forward, each with a norm behind it."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         self._attention = Olmo2Attention(f"{name}.self_attn", config, backend, place)
         self._attention_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
@@ -82,5 +82,5 @@ class Olmo2ForCausalLM(CausalLM):
         return read_decoder(config)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Olmo2Layer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> Olmo2Layer:
         return Olmo2Layer(index, config, backend, place)

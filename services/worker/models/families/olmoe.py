@@ -14,7 +14,7 @@ from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 class OlmoeForCausalLM(MixtureForCausalLM):
@@ -37,10 +37,10 @@ class OlmoeForCausalLM(MixtureForCausalLM):
         return replace(decoder, qkv_bias=bias, o_bias=bias, experts=experts)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         attention = Olmo2Attention(f"model.layers.{index}.self_attn", config, backend, place)
         return MixtureLayer(index, config, backend, place, attention=attention)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain normalises queries and keys head by head"

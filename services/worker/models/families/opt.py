@@ -18,7 +18,7 @@ from services.worker.models.prenorm import PrenormLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 EPS = 1e-5
 
@@ -59,7 +59,7 @@ class OPTForCausalLM(LearnedPositions):
         return replace(decoder, rms_norm_eps=EPS, qkv_bias=bias, o_bias=bias, mlp_bias=bias)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
         name, size = f"model.decoder.layers.{index}", config.hidden_size
         up, down = Projection(f"{name}.fc1", config.intermediate_size), Projection(f"{name}.fc2", size)
         return PrenormLayer(
@@ -70,5 +70,5 @@ class OPTForCausalLM(LearnedPositions):
         )
 
     @staticmethod
-    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+    def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
         return LayerNorm("model.decoder.final_layer_norm", config.hidden_size, EPS, place)

@@ -18,7 +18,7 @@ from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 ROTATED = 0.25  # of a head, where the file does not say
@@ -52,7 +52,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
         assert config.recurrent is not None
         name = f"model.layers.{index}"
         mixer: Attention | GatedDeltaNet = (
@@ -63,7 +63,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
         return MixtureLayer(index, config, backend, place, attention=mixer)
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "the fused chain has no recurrent layers"
 
     @property

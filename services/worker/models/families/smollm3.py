@@ -12,7 +12,7 @@ from services.worker.models.families.llama import LlamaForCausalLM
 from services.worker.models.families.qwen2 import read_windows
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
@@ -29,5 +29,5 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
         return replace(decoder, ropes=ropes, sliding_windows=read_windows(config))
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "its layers rotate positions in two ways"

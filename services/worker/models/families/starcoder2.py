@@ -17,7 +17,7 @@ from services.worker.models.prenorm import PrenormLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import LayerPlacement
 
 
 class Starcoder2ForCausalLM(CausalLM):
@@ -37,7 +37,7 @@ class Starcoder2ForCausalLM(CausalLM):
         )
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         up = Projection(f"{name}.mlp.c_fc", config.intermediate_size)
         return PrenormLayer(
@@ -50,5 +50,5 @@ class Starcoder2ForCausalLM(CausalLM):
         )
 
     @staticmethod
-    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+    def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
         return LayerNorm("model.norm", config.hidden_size, config.rms_norm_eps, place)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.stored import Stored
+from services.worker.models.loading.stored import StoredTensor
 from shared.errors import InvalidArgument
 from shared.logs import logger
 
@@ -33,7 +33,7 @@ PIECE = 32 << 20  # bytes of pinned memory, of which each thread has two; and wh
 MOST_WAITING = 16  # of what threads are given
 SAY_EVERY_S = 2.0
 
-Pair = tuple[Tensor | Stored, Tensor]
+Pair = tuple[Tensor | StoredTensor, Tensor]
 """What is read, and where it goes."""
 
 
@@ -53,12 +53,12 @@ class Copies:
         self._inference = torch.is_inference_mode_enabled()
         self._begun = self._said = time.monotonic()
 
-    def takes(self, stored: Stored, destination: Tensor) -> bool:
+    def takes(self, stored: StoredTensor, destination: Tensor) -> bool:
         """Whether put_stored() does, of one of the same shape."""
         alike = stored.dtype == destination.dtype and stored.num_bytes == destination.nbytes
         return self._pool is not None and alike and destination.is_cuda and destination.is_contiguous()
 
-    def put_stored(self, stored: Stored, destination: Tensor) -> None:
+    def put_stored(self, stored: StoredTensor, destination: Tensor) -> None:
         """What takes() allows. Raises as put()."""
         if stored.path not in self._files:
             self._files[stored.path] = os.open(stored.path, os.O_RDONLY)
@@ -83,7 +83,7 @@ class Copies:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _put(self, read: Tensor | Stored, destination: Tensor) -> None:
+    def _put(self, read: Tensor | StoredTensor, destination: Tensor) -> None:
         self._progress.loaded_bytes += destination.nbytes
         if self._pool is not None:
             self._found.append((read, destination))
@@ -121,12 +121,12 @@ class Copies:
                     destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
-                self._own.staging = Staging(ahead.device, self._files)
+                self._own.staging = CopyStaging(ahead.device, self._files)
                 self._streams.append(self._own.staging.stream)
             self._own.staging.copy(pairs, ahead)
 
 
-class Staging:
+class CopyStaging:
     """A thread's."""
 
     def __init__(self, device: torch.device, files: dict[Path, int]) -> None:
@@ -224,7 +224,7 @@ def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
     return alike and tensor.is_contiguous() and destination.is_contiguous()
 
 
-def _parts(read: Tensor | Stored, destination: Tensor) -> Iterator[tuple[_Source, Tensor]]:
+def _parts(read: Tensor | StoredTensor, destination: Tensor) -> Iterator[tuple[_Source, Tensor]]:
     """Each of PIECE bytes at most, and uint8 where it goes."""
     path, start = (None, read.data_ptr()) if isinstance(read, Tensor) else (read.path, read.start)
     target = destination.view(-1).view(torch.uint8)

@@ -21,7 +21,7 @@ from services.worker.models.gguf import tensors as gguf
 from services.worker.models.loading.copies import Copies, threads_for
 from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.rooms import Rooms
-from services.worker.models.loading.stored import Stored, stored_tensors
+from services.worker.models.loading.stored import StoredTensor, stored_tensors
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -95,20 +95,20 @@ def load_checkpoint(
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """As a checkpoint that holds these."""
     sources = (
-        (name, Source(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
+        (name, TensorSource(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
     )
     _load(model, sources, "what is given")
 
 
 def check_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Raises what load_tensors() would of these, of which nothing is read: they may be on the device "meta"."""
-    sources = ((name, Source(tensor.shape, partial(_same, tensor), tensor)) for name, tensor in tensors)
+    sources = ((name, TensorSource(tensor.shape, partial(_same, tensor), tensor)) for name, tensor in tensors)
     _place(model, sources, "what is given", take=lambda name, source, destination, _: _check(name, source, destination))
 
 
 def _load(
     model: LoadableModel,
-    sources: Iterable[tuple[str, Source]],
+    sources: Iterable[tuple[str, TensorSource]],
     given: str,
     is_elsewhere: Callable[[str], bool] = lambda _: False,
     *,
@@ -119,7 +119,7 @@ def _load(
     copies = Copies(num_threads, progress)
     rooms = Rooms(model, copies.settle)
 
-    def take(name: str, source: Source, destination: Destination, covered: Collection[str]) -> None:
+    def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
         rooms.open(covered)
         _copy(name, source, destination, copies)
         rooms.close(covered)
@@ -134,9 +134,9 @@ def _load(
 
 def _place(
     model: LoadableModel,
-    sources: Iterable[tuple[str, Source]],
+    sources: Iterable[tuple[str, TensorSource]],
     given: str,
-    take: Callable[[str, Source, Destination, Collection[str]], None],
+    take: Callable[[str, TensorSource, Destination, Collection[str]], None],
     is_elsewhere: Callable[[str], bool] = lambda _: False,
     *,
     progress: Progress | None = None,
@@ -219,16 +219,16 @@ class Slices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A tensor of a checkpoint."""
 
     shape: Sequence[int]
     read: Callable[[], Tensor]
     parts: Slices | Tensor
-    stored: Stored | None = None  # None: it lies in no file as it is
+    stored: StoredTensor | None = None  # None: it lies in no file as it is
 
 
-def _copy(name: str, source: Source, destination: Destination, copies: Copies) -> None:
+def _copy(name: str, source: TensorSource, destination: Destination, copies: Copies) -> None:
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
         return
@@ -243,7 +243,7 @@ def _copy(name: str, source: Source, destination: Destination, copies: Copies) -
     copies.put(tensor.view(destination.shape) if tensor.numel() == 1 else tensor, destination)
 
 
-def _check(name: str, source: Source, destination: Destination) -> None:
+def _check(name: str, source: TensorSource, destination: Destination) -> None:
     if isinstance(destination, TensorPart):
         _check_shape(name, source.shape, destination.shape)
         _check_kind(name, source.read(), destination.tensor)
@@ -257,7 +257,7 @@ def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
         _check_shape(name, tensor.shape, destination.shape)
 
 
-def _copy_parts(name: str, source: Source, destination: TensorPart, copies: Copies) -> None:
+def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies: Copies) -> None:
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
@@ -281,21 +281,21 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
         )
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
+def _tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
     for path in files(folder):
         try:
             if path.suffix in (".bin", ".pt"):
                 yield from _pickled(path)
                 continue
             if path.suffix == ".gguf":
-                yield from ((name, Source(one.shape, one.read, one)) for name, one in gguf.tensors(path))
+                yield from ((name, TensorSource(one.shape, one.read, one)) for name, one in gguf.tensors(path))
                 continue
             with safe_open(path, framework="pt") as file:
                 with path.open("rb", buffering=0) as same:
                     stored = stored_tensors(path, same.fileno())
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     parts = file.get_slice(name)
-                    yield name, Source(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
+                    yield name, TensorSource(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
         except (OSError, SafetensorError, RuntimeError, UnpicklingError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
@@ -305,11 +305,11 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _source(held: Tensor) -> Source:
-    return Source(held.shape, partial(held.view, held.shape), held)
+def _source(held: Tensor) -> TensorSource:
+    return TensorSource(held.shape, partial(held.view, held.shape), held)
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, Source]]:
+def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
     """PyTorch's older format, of which only tensors are read: nothing in it is run."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):

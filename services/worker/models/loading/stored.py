@@ -25,7 +25,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of a file, in the order of memory."""
 
     path: Path
@@ -34,7 +34,7 @@ class Stored:
     dtype: torch.dtype | None  # None: one that nothing is computed in
 
 
-def stored_tensors(path: Path, file: int) -> dict[str, Stored]:
+def stored_tensors(path: Path, file: int) -> dict[str, StoredTensor]:
     """By name. `file`: a descriptor of it. Raises ValueError where it is none of safetensors."""
     try:
         (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
@@ -43,7 +43,7 @@ def stored_tensors(path: Path, file: int) -> dict[str, Stored]:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                found[name] = Stored(path, 8 + num_bytes + begin, end - begin, DTYPES.get(entry.get("dtype")))
+                found[name] = StoredTensor(path, 8 + num_bytes + begin, end - begin, DTYPES.get(entry.get("dtype")))
         return found
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of safetensors: {error!r}") from None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.layers.placement import LoadsItself, Placement
+from services.worker.layers.placement import LayerPlacement, LoadsItself
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
 from services.worker.models.registry import find_model, read_model_config
@@ -61,7 +61,7 @@ class Staged:
 class Weights:
     """Staged by one thread at a time, swapped in between steps, on the device's thread."""
 
-    def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: Placement) -> None:
+    def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: LayerPlacement) -> None:
         """`remake`: another `model`, without weights."""
         self._model, self._remake, self._place = model, remake, place
         self._staged: Staged | None = None
@@ -217,7 +217,7 @@ def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
 
 def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
     """Of a model that is loaded: those that _pairs() would pair."""
-    if id(found) in seen or isinstance(found, Placement):
+    if id(found) in seen or isinstance(found, LayerPlacement):
         return
     seen.add(id(found))
     if isinstance(found, Tensor):

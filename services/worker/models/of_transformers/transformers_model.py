@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from kernels.reference.low_rank import AdaptedRows
     from services.worker.attention.port import AttentionBackend
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Placement
+    from services.worker.layers.placement import Alternative, LayerPlacement
     from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.models.of_transformers.transformers_attention import PagedAttention
     from services.worker.step.forward_batch import ForwardBatch
@@ -33,7 +33,9 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 class TransformersCausalLM(CausalLM):
     """One of transformers' own classes."""
 
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
+    ) -> None:
         from services.worker.models.of_transformers.transformers_attention import PagedAttention
 
         assert isinstance(config, TransformersConfig)
@@ -51,11 +53,11 @@ class TransformersCausalLM(CausalLM):
         return transformers_config.read(config)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Layer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> Layer:
         raise AssertionError("layers are those of transformers")
 
     @staticmethod
-    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+    def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "its layers are those of transformers"
 
     @property
@@ -152,7 +154,7 @@ class _Found:
         return (self.last_hidden_state,)[index]
 
 
-def _check(place: Placement) -> None:
+def _check(place: LayerPlacement) -> None:
     asked = {
         "quantization": place.quantization != "none",
         "batch_invariant": place.batch_invariant,
@@ -163,7 +165,7 @@ def _check(place: Placement) -> None:
             raise InvalidArgument(f"{name}: not with the code of transformers (model_impl)", field=name)
 
 
-def _build(values: Mapping[str, Any], place: Placement, attention: PagedAttention) -> Any:
+def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAttention) -> Any:
     """Without weights. Raises InvalidArgument where the class does not take an attention of ours."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -17,7 +17,7 @@ from services.worker.ranks.hosts.interfaces import interface_of
 from services.worker.ranks.hosts.wire import Welcome
 from services.worker.ranks.processes import RankProcesses
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Command, Kind
+from services.worker.ranks.wire import Command, CommandKind
 from shared.errors import QuireError, Unavailable
 from shared.logs import logger
 
@@ -108,7 +108,7 @@ class NodeRanks:
             self._silent_looks = 0
             if not frame:
                 continue
-            is_last = Command.decode(frame).kind == Kind.STOP
+            is_last = Command.decode(frame).kind == CommandKind.STOP
             for rank in self.processes.ranks:
                 rank.stopping = is_last
             self.processes.write(frame, WRITE_PATIENCE_S)

@@ -15,7 +15,7 @@ from services.worker.ranks.hosts import wire
 from services.worker.ranks.hosts.channel import Channel, Proofs
 from services.worker.ranks.hosts.wire import Welcome
 from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Reply
+from services.worker.ranks.wire import RankReply
 from shared.errors import FailedPrecondition, QuireError
 from shared.logs import logger
 
@@ -34,12 +34,12 @@ class RemoteRank:
     node: Node
     ready: bool = field(default=False)
     stopping: bool = field(default=False)
-    replies: queue.SimpleQueue[Reply | None] = field(default_factory=queue.SimpleQueue)  # None: the link has ended
+    replies: queue.SimpleQueue[RankReply | None] = field(default_factory=queue.SimpleQueue)  # None: the link has ended
     pulse: int = 0
     _seen_pulse: int = -1
     _silent_looks: int = 0
 
-    def reply_to(self, number: int, patience_s: float) -> Reply:
+    def reply_to(self, number: int, patience_s: float) -> RankReply:
         deadline = time.monotonic() + patience_s
         while True:
             try:
@@ -96,7 +96,7 @@ class Node:
         by_number = {rank.number: rank for rank in self.ranks}
         if kind == wire.ANSWER:
             (rank,) = wire.RANK.unpack_from(body)
-            by_number[rank].replies.put(Reply.decode(body[wire.RANK.size :]))
+            by_number[rank].replies.put(RankReply.decode(body[wire.RANK.size :]))
         elif kind == wire.PULSES:
             for number, pulse in wire.read_pulses(body).items():
                 by_number[number].pulse = pulse

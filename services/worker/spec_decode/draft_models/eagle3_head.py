@@ -22,7 +22,7 @@ from services.worker.layers.embedding import Embedding
 from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.linear import Projection
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
@@ -92,7 +92,7 @@ class Eagle3Head:
         names: Collection[str],
         backend: AttentionBackend,
         *,
-        place: Placement,
+        place: LayerPlacement,
         num_positions: int,
     ) -> None:
         """`names`: of the checkpoint's tensors; none where weights are made up."""

@@ -19,7 +19,7 @@ from services.worker.layers.attention.attention import Attention
 from services.worker.layers.attention.rotary import cos_sin_table
 from services.worker.layers.feed_forward.mlp import MLP
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
@@ -83,7 +83,7 @@ def refused(reason: str) -> InvalidArgument:
 class TwoInputs:
     """A product of a token's embedding and a feature side by side, without putting them there."""
 
-    def __init__(self, name: str, size: int, place: Placement) -> None:
+    def __init__(self, name: str, size: int, place: LayerPlacement) -> None:
         self._name, self._ops = name, place.ops
         self._weight: Tensor = place.empty(size, 2 * size)
         self.bias: Tensor = place.empty(size).zero_()  # some checkpoints have one
@@ -111,7 +111,9 @@ class EagleHead:
 
     passed_over = ("model.embed_tokens.weight", "lm_head.weight")  # the model's
 
-    def __init__(self, config: EagleConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+    def __init__(
+        self, config: EagleConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
+    ) -> None:
         decoder = config.decoder
         size, eps = decoder.hidden_size, decoder.rms_norm_eps
 

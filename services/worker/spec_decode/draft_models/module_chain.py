@@ -22,8 +22,8 @@ from services.worker.device.staging import upload
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.spec_decode.draft_models.draws import Draws
 from services.worker.spec_decode.draft_models.paged import Passes, spread
@@ -49,7 +49,7 @@ class FeatureDrafter(Protocol):
         """The k-th is for the k-th draft, the last also for those behind its own."""
 
     @property
-    def place(self) -> Placement: ...
+    def place(self) -> LayerPlacement: ...
 
     @property
     def shape(self) -> BlockShape:
@@ -89,7 +89,7 @@ class Run:
 class ModuleChain:
     """The heads' KV, and of each slot the latest feature that each made of known tokens."""
 
-    def __init__(self, drafter: FeatureDrafter, passes: Passes, limits: Limits, size: int) -> None:
+    def __init__(self, drafter: FeatureDrafter, passes: Passes, limits: WorkerLimits, size: int) -> None:
         """`size`: of features"""
         place, num_slots = drafter.place, limits.max_num_seqs
         self._drafter, self._passes, self._device = drafter, passes, place.device

@@ -22,7 +22,7 @@ from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.draws import Draws
 from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.step.block_copies import BlockCopies
@@ -39,7 +39,7 @@ class DraftModel:
     needs_features = False
     needs_prompts = False
 
-    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         folder = Path(settings.model).expanduser()
         values = read_config(folder)
         family = find_model(values)

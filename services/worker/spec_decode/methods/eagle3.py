@@ -17,7 +17,7 @@ from services.worker.kv.kv_memory import block_shape
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
 from services.worker.spec_decode.draft_models.features import FeatureProposer
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from shared.models.model_identity import read_config
 
 
@@ -26,7 +26,7 @@ class Eagle3:
 
     needs_features = needs_prompts = True
 
-    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         folder = Path(settings.model).expanduser()
         limits, self.model = target.limits, target.model
         head_config = read_eagle3(read_config(folder), self.model.config)

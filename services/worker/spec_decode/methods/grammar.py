@@ -11,7 +11,7 @@ import numpy as np
 
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
 from services.worker.step.block_copies import BlockCopies
@@ -21,14 +21,14 @@ from services.worker.structured.masks import GrammarMasks
 from shared.columns import I32
 
 
-class Grammar:
+class GrammarDrafts:
     """Nothing to load."""
 
     block_bytes = 0
     needs_features = False
     needs_prompts = False
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
         """Nothing to set."""
 
     def start(self, worker: DrafterWorker) -> Proposer:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.layers.embedding import OutputHead
-from services.worker.layers.placement import Alternative, Destination, Placement
+from services.worker.layers.placement import Alternative, Destination, LayerPlacement
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
@@ -21,7 +21,7 @@ from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.draws import Draws
 from services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.spec_decode.trees.token_tree import TokenTree
@@ -39,7 +39,7 @@ class MedusaHeads:
 
     alternatives: ClassVar[dict[str, Alternative]] = {}
 
-    def __init__(self, layout: MedusaLayout, target: DecoderConfig, place: Placement) -> None:
+    def __init__(self, layout: MedusaLayout, target: DecoderConfig, place: LayerPlacement) -> None:
         self.num_heads, self._layout, size = layout.num_heads, layout, target.hidden_size
         self._vocab_size, place = target.vocab_size, replace(place, checkpoint=None)
         self._weights: Tensor = place.empty(layout.num_heads, len(layout.linears[0]), size, size)
@@ -100,7 +100,7 @@ class Medusa:
     needs_features = True
     needs_prompts = False
 
-    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         folder = Path(settings.model).expanduser()
         self.model, self.place = target.model, target.place
         config, names = self.model.config, target.loader.names(folder)

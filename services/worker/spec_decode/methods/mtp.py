@@ -17,13 +17,13 @@ from services.worker.attention.spec import attention_spec
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import block_shape
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.mixture import MixtureLayer
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.eagle_head import TwoInputs
 from services.worker.spec_decode.draft_models.features import FeatureProposer
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.step.forward_batch import ForwardBatch
 
 
@@ -32,7 +32,7 @@ class Mtp:
 
     needs_features = needs_prompts = True
 
-    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
         limits, self.model, self.place = target.limits, target.model, target.place
         spec = attention_spec(self.model.config, limits.block_size, self.place)
         backend = choose_attention(target.attention_backend, spec)
@@ -53,7 +53,7 @@ class Mtp:
 class MtpLayer:
     """From features and tokens behind them to features that say the tokens behind those, before their norm."""
 
-    def __init__(self, model: CausalLM, depth: int, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, model: CausalLM, depth: int, backend: AttentionBackend, place: LayerPlacement) -> None:
         """`depth`: how many of them are before it."""
         config, index = model.config.with_next_layers(), model.config.num_layers + depth
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps

@@ -9,7 +9,7 @@ import numpy as np
 from kernels import cpu
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.paged import spread
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
@@ -24,7 +24,7 @@ class Ngram:
     needs_features = False
     needs_prompts = False
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
         self._config = config
 
     def start(self, worker: DrafterWorker) -> NgramProposer:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
@@ -47,7 +47,7 @@ class Suffix:
     needs_features = False
     needs_prompts = False
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
         self._num_past_outputs = config.suffix_decoding_max_cached_requests
         self._rule = SuffixRule(
             config.suffix_decoding_max_tree_depth,

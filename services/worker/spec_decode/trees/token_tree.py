@@ -59,7 +59,7 @@ class TokenTree:
         return np.array([index[path[:-1]] for path in self.paths], dtype=np.intp)
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[TreeLevel, ...]:
         """By depth, from the first tokens on."""
         found, inner = [], {path[:-1] for path in self.paths}
         above: list[Path] = [()]  # that have children, one level up
@@ -68,7 +68,7 @@ class TokenTree:
             rows = np.array([above.index(path[:-1]) for path in here], dtype=np.intp)
             ranks = np.array([path[-1] for path in here], dtype=np.intp)
             leads = np.array([path in inner for path in here], dtype=np.bool_)
-            found.append(Level(depth, self.paths.index(here[0]), rows, ranks, leads))
+            found.append(TreeLevel(depth, self.paths.index(here[0]), rows, ranks, leads))
             above = [path for path in here if path in inner]
         return tuple(found)
 
@@ -109,7 +109,7 @@ class TokenTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TreeLevel:
     """The nodes of one depth."""
 
     depth: int  # from 1 on

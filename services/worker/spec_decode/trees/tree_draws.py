@@ -14,7 +14,7 @@ from services.worker.sampling.choice import BoundChoice
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.trees.token_tree import Level, TokenTree, most_likely
+from services.worker.spec_decode.trees.token_tree import TokenTree, TreeLevel, most_likely
 from services.worker.spec_decode.trees.tree_rows import ROOT
 from services.worker.step.slots import Rows
 from shared.columns import I32
@@ -38,7 +38,7 @@ class TreeDraws:
         self._tokens = np.zeros(shape, dtype=np.int32)
         self._scores: npt.NDArray[np.float32] = np.zeros(shape, dtype=np.float32)
 
-    def draw(self, level: Level, logits: Tensor) -> I32:
+    def draw(self, level: TreeLevel, logits: Tensor) -> I32:
         """`logits` [num_slots * num_parents, vocab_size], of one parent or of each inner node of the level above: the
         tokens of the level's nodes, [num_slots, num_nodes]."""
         num_slots = len(self._slots)
@@ -64,7 +64,7 @@ class TreeDraws:
         above = np.where(parents == ROOT, ROOT, numbers[:, parents]).astype(np.int32)
         return Drafts(self._slots[some], taken.sum(axis=1, dtype=np.int32), tokens[taken], parents=above[taken])
 
-    def _led(self, logits: Tensor, level: Level, several: int) -> tuple[Tensor, Tensor]:
+    def _led(self, logits: Tensor, level: TreeLevel, several: int) -> tuple[Tensor, Tensor]:
         """Logarithms of chances and tokens, [num_rows, width] each, of the guesses behind each row."""
         choice = self._choice(several)
         if self._greedy or choice.temperature is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.worker.structured.backends import libraries
-from services.worker.structured.backends.vocabulary import Vocabulary
+from services.worker.structured.backends.vocabulary import ModelVocabulary
 from shared.pb.common.v1 import sampling_pb2
 from shared.process.child import answer_all
 
@@ -29,7 +29,7 @@ def introduction(name: str, folder: Path, vocab_size: int, eos_token_ids: list[i
 
 def begin(introduction: bytes) -> Callable[[bytes], bytes]:
     name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(introduction)
-    library = libraries.find(name)(Vocabulary.read(Path(folder), vocab_size, eos_token_ids))
+    library = libraries.find(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
     limit = _memory_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.worker.structured.backends import compile_child, libraries
-from services.worker.structured.backends.vocabulary import Vocabulary
+from services.worker.structured.backends.vocabulary import ModelVocabulary
 from services.worker.structured.port import Grammar, MaskFiller
 from shared import structured_output
 from shared.pb.common.v1 import sampling_pb2 as pb
@@ -24,7 +24,7 @@ class ApartCompiled:
 
     def __init__(self, name: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._name = name
-        self._vocabulary = Vocabulary.read(folder, vocab_size, eos_token_ids)
+        self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids)
         self._library = libraries.find(name)(self._vocabulary)
         self._introduction = compile_child.introduction(name, folder, vocab_size, list(eos_token_ids))
         self._free: queue.LifoQueue[Child] = queue.LifoQueue()  # as many as have compiled at a time

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from services.worker.structured.backends.vocabulary import Vocabulary
+from services.worker.structured.backends.vocabulary import ModelVocabulary
 from services.worker.structured.port import Grammar, MaskFiller, Matcher
 from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2 as pb
@@ -29,7 +29,7 @@ class Library(Protocol):
     def filler(self) -> MaskFiller: ...
 
 
-OpenLibrary = Callable[[Vocabulary], Library]
+OpenLibrary = Callable[[ModelVocabulary], Library]
 
 
 def schema_of(constraint: pb.StructuredOutput) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
-from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
+from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
 from shared import structured_output
 from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2
@@ -94,7 +94,7 @@ class LLGuidanceBackend:
     """Reads the vocabulary from tokenizer.json."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocabulary = Vocabulary.read(folder, vocab_size, eos_token_ids, SLICES)
+        self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids, SLICES)
         self._limits = LLParserLimits(
             step_max_items=STEP_ITEMS,
             step_lexer_fuel=STEP_LEXER_FUEL,

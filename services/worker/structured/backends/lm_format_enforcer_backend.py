@@ -19,7 +19,7 @@ from lmformatenforcer import CharacterLevelParser, CharacterLevelParserConfig, J
 from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
 
 from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
-from services.worker.structured.backends.vocabulary import Vocabulary, words_of
+from services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
 from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output import regex
@@ -39,7 +39,7 @@ MOST_MASKS = 1000  # of a grammar that are kept
 class Tokens:
     """The vocabulary as a tree of characters."""
 
-    def __init__(self, vocabulary: Vocabulary, *, for_json: bool) -> None:
+    def __init__(self, vocabulary: ModelVocabulary, *, for_json: bool) -> None:
         """`for_json`: without the control characters that no JSON string may hold as they are, line ends excepted, of
         which the library knows."""
         self.num_words = vocabulary.num_words
@@ -183,7 +183,7 @@ class FormatEnforcerGrammar:
 class FormatEnforcer:
     """What is compiled are regular expressions; the rest is parsed as it is followed."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
 
     @cached_property

@@ -12,7 +12,7 @@ import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
 from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
-from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
+from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
 from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output import regex
@@ -35,7 +35,7 @@ class OutlinesMatcher:
     library = OUTLINES_CORE
     fault = ""  # a mask is a row of a table
 
-    def __init__(self, index: outlines_core.Index, vocabulary: Vocabulary) -> None:
+    def __init__(self, index: outlines_core.Index, vocabulary: ModelVocabulary) -> None:
         self._index = index
         self._guide = outlines_core.Guide(index, MOST_ROLLED_BACK)
         self._vocabulary = vocabulary
@@ -74,7 +74,7 @@ class OutlinesMatcher:
 class OutlinesGrammar:
     """Compiled."""
 
-    def __init__(self, index: outlines_core.Index, num_bytes: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, index: outlines_core.Index, num_bytes: int, vocabulary: ModelVocabulary) -> None:
         self._index = index
         self.num_bytes = num_bytes
         self._vocabulary = vocabulary
@@ -86,7 +86,7 @@ class OutlinesGrammar:
 class Outlines:
     """Regular expressions, and what can be written as one."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
@@ -125,6 +125,6 @@ def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
     return schema if pattern is None else {**schema, "pattern": f"^({regex.whole(pattern)})$"}
 
 
-def end_id(vocabulary: Vocabulary) -> int:
+def end_id(vocabulary: ModelVocabulary) -> int:
     """Of END."""
     return vocabulary.size

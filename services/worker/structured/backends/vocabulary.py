@@ -31,7 +31,7 @@ def words_of(token_ids: Sequence[int], num_words: int) -> I32:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class ModelVocabulary:
     """Of a model's folder, read once for each library."""
 
     tokenizer: LLTokenizer
@@ -42,7 +42,7 @@ class Vocabulary:
     @classmethod
     def read(
         cls, folder: Path, size: int, eos_token_ids: Sequence[int], slices: Sequence[str] | None = None
-    ) -> Vocabulary:
+    ) -> ModelVocabulary:
         """`slices`: for llguidance. Raises Unimplemented where there is no tokenizer.json."""
         path = folder / "tokenizer.json"
         if not path.is_file():

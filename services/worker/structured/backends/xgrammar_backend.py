@@ -10,7 +10,7 @@ from typing import Any
 import xgrammar
 
 from services.worker.structured.backends.library import schema_text
-from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
+from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
 from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output import regex
@@ -62,7 +62,7 @@ class XGrammarMatcher:
 class XGrammarGrammar:
     """Compiled."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: ModelVocabulary) -> None:
         self._compiled = compiled
         self.num_bytes = int(compiled.memory_size_bytes)
         self._vocabulary = vocabulary
@@ -94,7 +94,7 @@ class XGrammarFiller:
 class XGrammar:
     """With tokens that spell nothing left out."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
         self._info = xgrammar.TokenizerInfo(
             vocabulary.texts,

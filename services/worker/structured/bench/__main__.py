@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from services.worker.structured.bench import vocabulary
 from services.worker.structured.bench.features import FEATURES, Feature
-from services.worker.structured.bench.libraries import NAMES, Library, Refused, follows
+from services.worker.structured.bench.libraries import NAMES, BenchLibrary, Refused, follows
 from services.worker.structured.bench.schemas import CASES, text
 
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
@@ -47,10 +47,10 @@ def main(folder: Path | None = None) -> None:
                     _coverage(library, tokenizer)
 
 
-def _open(name: str, path: Path, size: int) -> Library | None:
+def _open(name: str, path: Path, size: int) -> BenchLibrary | None:
     before, started = _resident_mb(), time.perf_counter()
     try:
-        library = Library(name, path, size, 0)
+        library = BenchLibrary(name, path, size, 0)
     except ImportError as error:
         print(f"{name}: {error}")
         return None
@@ -59,7 +59,7 @@ def _open(name: str, path: Path, size: int) -> Library | None:
     return library
 
 
-def _times(library: Library, tokenizer: Tokenizer) -> None:
+def _times(library: BenchLibrary, tokenizer: Tokenizer) -> None:
     """Of each schema: the first time it is compiled, and every mask on the way through a text that fulfils it."""
     mask = np.zeros((1, -(-tokenizer.get_vocab_size() // 32)), dtype=np.int32)
     print(f"{'':14}{'compile ms':>12}{'mask us: 50 %':>16}{'90 %':>8}{'99 %':>8}{'token us':>10}")
@@ -82,7 +82,7 @@ def _times(library: Library, tokenizer: Tokenizer) -> None:
         print(f"{name:14}{compiled_s * 1e3:12.2f}{row[0]:16.1f}{row[1]:8.1f}{row[2]:8.0f}{row[3]:10.1f}")
 
 
-def _memory(library: Library) -> None:
+def _memory(library: BenchLibrary) -> None:
     """Of grammars that differ in every name, each with a matcher at work."""
     try:
         kept = [_variant(library, -1)]
@@ -95,13 +95,13 @@ def _memory(library: Library) -> None:
     print(f"memory: {each_kb:.0f} KB a grammar ({NUM_VARIANTS} that differ in every name)")
 
 
-def _variant(library: Library, number: int) -> tuple[Any, Any]:
+def _variant(library: BenchLibrary, number: int) -> tuple[Any, Any]:
     properties = {f"{name}{number}": CASES[name][0] for name in ("person", "order", "events")}
     grammar = library.compile({"type": "object", "properties": properties})
     return grammar, library.start(grammar)
 
 
-def _coverage(library: Library, tokenizer: Tokenizer) -> None:
+def _coverage(library: BenchLibrary, tokenizer: Tokenizer) -> None:
     outcomes: dict[str, list[str]] = {}
     for feature in FEATURES:
         outcomes.setdefault(_outcome(library, tokenizer, feature), []).append(feature.name)
@@ -109,7 +109,7 @@ def _coverage(library: Library, tokenizer: Tokenizer) -> None:
         print(f"{outcome}: {len(names)}" + (f" ({', '.join(names)})" if outcome != "kept to" else ""))
 
 
-def _outcome(library: Library, tokenizer: Tokenizer, feature: Feature) -> str:
+def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> str:
     try:
         grammar = library.compile(feature.schema)
     except Refused:

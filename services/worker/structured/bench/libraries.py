@@ -24,7 +24,7 @@ class Refused(Exception):
     """The library does not take the schema."""
 
 
-class Library:
+class BenchLibrary:
     """Bound to a vocabulary."""
 
     def __init__(self, name: str, tokenizer: Path, vocab_size: int, eos_id: int) -> None:
@@ -55,6 +55,6 @@ class Library:
         return matcher.can_end
 
 
-def follows(library: Library, matcher: Matcher, token_ids: Sequence[int]) -> bool:
+def follows(library: BenchLibrary, matcher: Matcher, token_ids: Sequence[int]) -> bool:
     """Whether the whole text fulfils the schema."""
     return all(library.accept(matcher, token_id) for token_id in token_ids) and library.ends(matcher)

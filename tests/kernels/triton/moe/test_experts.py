@@ -14,7 +14,7 @@ from kernels.triton.moe import grouped_linear
 from kernels.triton.moe.expert_layers import experts_in_tiles, group
 from kernels.triton.moe.grouped_linear import TILES, Tile, most_tiles
 from kernels.triton.single_row.row_experts import RowExpertsTile, row_experts
-from kernels.triton.single_row.row_linear import Norm
+from kernels.triton.single_row.row_linear import RowNorm
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
@@ -156,7 +156,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device, monkeypatch):
 def test_a_single_row_meets_the_experts_that_it_chooses(dtype, device, hidden, size, name):
     num_experts, routing = ROUTINGS[name]
     packed = layer_of(device, dtype, num_experts, hidden, size)
-    residual, norm = normal(device, dtype, 1, hidden), Norm(normal(device, dtype, hidden), 1e-5)
+    residual, norm = normal(device, dtype, 1, hidden), RowNorm(normal(device, dtype, hidden), 1e-5)
     logits, load = normal(device, dtype, 1, num_experts), torch.zeros(num_experts, dtype=torch.int64, device=device)
     normed = reference.rms_norm(residual.double(), norm.weight.double(), norm.eps)
     ids, weights = reference.route(logits, routing)

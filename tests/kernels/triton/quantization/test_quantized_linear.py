@@ -16,7 +16,7 @@ from kernels.triton.quantization import eight_bit_linear, packed_linear
 from kernels.triton.quantization.eight_bit_linear import EightBitWeight
 from kernels.triton.quantization.packed_many_rows import ManyRowsTile, many_rows_takes, packed_many_rows
 from kernels.triton.quantization.packed_weight import PackedWeight, pack
-from kernels.triton.single_row.row_linear import Norm, row_linear
+from kernels.triton.single_row.row_linear import RowNorm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.quantization.weights import integers, on
@@ -192,7 +192,7 @@ def check_in_parts(device: torch.device, weight: QuantizedWeight, splits: int) -
 @pytest.mark.parametrize(("in_features", "out_features"), [(256, 128), (2048, 256), (2304, 128)])
 def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_features, blocks):
     """Plain, normed, gated, added: what row_linear is with the weight widened."""
-    x, norm = torch.randn(1, in_features).to(device, DTYPE), Norm(torch.rand(in_features).to(device, DTYPE), 1e-5)
+    x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     factors = torch.rand(2 * out_features // 128, 1).repeat_interleave(128, 0)
     made = quantize_to_fp8(
         (torch.randn(2 * out_features, in_features) * factors).to(device, DTYPE), None, blocks=blocks
@@ -220,7 +220,7 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
 )
 def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
     """Plain, normed, gated, added: what row_linear is with the weight widened; 37 rows are no whole programs."""
-    x, norm = torch.randn(1, in_features).to(device, DTYPE), Norm(torch.rand(in_features).to(device, DTYPE), 1e-5)
+    x, norm = torch.randn(1, in_features).to(device, DTYPE), RowNorm(torch.rand(in_features).to(device, DTYPE), 1e-5)
     weight = on(device, integers(74, in_features, group, 4, **more))
     if weight.zeros is None:
         weight = replace(weight, zeros=torch.full_like(weight.scales, 8.0))

@@ -8,7 +8,7 @@ import torch
 from kernels import reference
 from kernels.reference.linear import LinearWeight
 from kernels.triton.single_row.row_attention import row_attention
-from kernels.triton.single_row.row_linear import Norm, RowTile, row_linear
+from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.paged import Case
@@ -37,7 +37,7 @@ def exact(x, weight, norm=None, gated=False):
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, device, in_features, out_features, bias):
-    x, norm = normal(device, dtype, 1, in_features), Norm(normal(device, dtype, in_features), EPS)
+    x, norm = normal(device, dtype, 1, in_features), RowNorm(normal(device, dtype, in_features), EPS)
     weight = weight_of(device, dtype, out_features, in_features, bias)
     assert_close(row_linear(x, weight, pdl=ON_GPU), exact(x, weight), slack=2)
     assert_close(row_linear(x, weight, norm=norm, pdl=ON_GPU), exact(x, weight, norm), slack=2)
@@ -49,7 +49,7 @@ def test_products(dtype, device, in_features, out_features, bias):
 
 
 def test_the_gate(dtype, device):
-    x, norm = normal(device, dtype, 1, 512), Norm(normal(device, dtype, 512), EPS)
+    x, norm = normal(device, dtype, 1, 512), RowNorm(normal(device, dtype, 512), EPS)
     weight = weight_of(device, dtype, 2 * 37, 512, bias=True)
     assert_close(row_linear(x, weight, norm=norm, gated=True, pdl=ON_GPU), exact(x, weight, norm, gated=True), slack=2)
 

@@ -10,12 +10,12 @@ import pytest
 
 from quire.bench.load_client import arrivals
 from quire.bench.load_client.clients import Clients
-from quire.bench.load_client.timing import Received, Timing
-from quire.bench.workload.workloads import Item, Workload
+from quire.bench.load_client.timing import Received, RequestTiming
+from quire.bench.workload.workloads import BenchRequest, Workload
 from shared.errors import Unavailable
 
 TIMER_S = 0.002  # uvloop's timers are that early at most
-WORK = Workload("test", tuple(Item((i,), 1) for i in range(12)))
+WORK = Workload("test", tuple(BenchRequest((i,), 1) for i in range(12)))
 
 
 class PatientCaller:
@@ -27,11 +27,11 @@ class PatientCaller:
     async def open(self) -> None:
         pass
 
-    def body(self, item: Item) -> bytes:
+    def body(self, item: BenchRequest) -> bytes:
         return str(item.prompt[0]).encode()
 
-    async def call(self, body: bytes) -> tuple[Timing, Received]:
-        timing = Timing(time.monotonic())
+    async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
+        timing = RequestTiming(time.monotonic())
         self._in_flight += 1
         timing.num_tokens = self._in_flight
         await asyncio.sleep(0.02)
@@ -39,7 +39,7 @@ class PatientCaller:
         timing.ended = time.monotonic()
         return timing, [(timing.ended, body)]
 
-    def settle(self, timing: Timing, received: Received) -> None:
+    def settle(self, timing: RequestTiming, received: Received) -> None:
         timing.arrivals = array("d", [at for at, _ in received])
 
     async def close(self) -> None:
@@ -49,7 +49,7 @@ class PatientCaller:
 class DyingCaller(PatientCaller):
     """Its process ends with the first call."""
 
-    async def call(self, body: bytes) -> tuple[Timing, Received]:
+    async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
         raise SystemExit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from quire.bench.load_client.grpc_calls import GrpcCaller
-from quire.bench.workload.workloads import Item
+from quire.bench.workload.workloads import BenchRequest
 from quire.client import Client
 from quire.cluster.cluster import Cluster
 from quire.cluster.options import ClusterOptions
@@ -25,7 +25,7 @@ async def load_of_each(address: str) -> list[int]:
     """With four requests for each, once all are under way."""
     caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
     await caller.open()
-    body = caller.body(Item((5, 6, 7), 1000))
+    body = caller.body(BenchRequest((5, 6, 7), 1000))
     calls = [asyncio.create_task(caller.call(body)) for _ in range(4 * FRONTENDS)]
     async with asyncio.timeout(PATIENCE_S):
         while sum(found := await asyncio.to_thread(busy, address)) < len(calls):
@@ -40,7 +40,7 @@ async def load_of_each(address: str) -> list[int]:
 async def failure_at(address: str) -> str:
     caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
     await caller.open()
-    timing, _ = await caller.call(caller.body(Item((5, 6, 7), 4)))
+    timing, _ = await caller.call(caller.body(BenchRequest((5, 6, 7), 4)))
     await caller.close()
     return timing.error
 

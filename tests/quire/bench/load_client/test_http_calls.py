@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.bench.load_client.http_calls import HttpCaller, events, root_of
-from quire.bench.load_client.timing import Received, Timing
+from quire.bench.load_client.timing import Received, RequestTiming
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
@@ -47,8 +47,8 @@ def test_an_event_came_when_its_last_byte_came() -> None:
     assert [at for at, _ in events(received)] == [3.0, 3.0]
 
 
-def settled(received: Received) -> Timing:
-    timing = Timing(0.5)
+def settled(received: Received) -> RequestTiming:
+    timing = RequestTiming(0.5)
     HttpCaller("127.0.0.1:1", "m", 0.0).settle(timing, received)
     return timing
 

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from quire.bench import load
-from quire.bench.load_client.timing import Outcome, Timing
+from quire.bench.load_client.timing import Outcome, RequestTiming
 from quire.bench.measuring.percentiles import percentile, spread_ms
 
 
@@ -32,9 +32,9 @@ def test_nothing_measured_is_nothing_said() -> None:
 
 def outcome() -> Outcome:
     """Two streams that start at 10 s, and a request that failed."""
-    first = Timing(10.0, array("d", [10.1, 10.2, 10.4]), 4, 10.5)
-    second = Timing(10.0, array("d", [10.3]), 1, 12.0)
-    return Outcome(10.0, 30, [first, second, Timing(10.0, ended=10.0, error="refused")], [0.25, 0.5])
+    first = RequestTiming(10.0, array("d", [10.1, 10.2, 10.4]), 4, 10.5)
+    second = RequestTiming(10.0, array("d", [10.3]), 1, 12.0)
+    return Outcome(10.0, 30, [first, second, RequestTiming(10.0, ended=10.0, error="refused")], [0.25, 0.5])
 
 
 def test_rates_are_over_the_whole_time_and_of_what_succeeded() -> None:
@@ -57,7 +57,7 @@ def test_the_rate_of_a_full_load_leaves_out_its_end() -> None:
     two = outcome().full_rate(2)  # until 10.5: the first stream has ended, the second has had its token
     assert two == pytest.approx(5 / 0.5)
     assert outcome().full_rate(3) == pytest.approx(two)  # requests that failed do not count
-    late = Timing(10.0, array("d", [10.1, 10.2, 11.0, 11.5]), 8, 12.0)
+    late = RequestTiming(10.0, array("d", [10.1, 10.2, 11.0, 11.5]), 8, 12.0)
     assert Outcome(10.0, 0, [outcome().timings[0], late], [0.1]).full_rate(2) == pytest.approx((4 + 4) / 0.5)
 
 

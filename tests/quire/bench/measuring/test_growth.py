@@ -9,14 +9,14 @@ import threading
 import pytest
 
 from quire.bench.measuring import growth
-from quire.bench.measuring.growth import MIB, MOST_BYTES_A_CALL, Look
+from quire.bench.measuring.growth import MIB, MOST_BYTES_A_CALL, ProcessLook
 
 SECONDS = 1200  # of a load, with a look every 12
 
 
-def looks(bytes_a_second: float = 0.0, descriptors_a_second: int = 0, begin_s: int = 0) -> list[Look]:
+def looks(bytes_a_second: float = 0.0, descriptors_a_second: int = 0, begin_s: int = 0) -> list[ProcessLook]:
     return [
-        Look(float(second), round(100 * MIB + bytes_a_second * second), 50 + descriptors_a_second * second, 7)
+        ProcessLook(float(second), round(100 * MIB + bytes_a_second * second), 50 + descriptors_a_second * second, 7)
         for second in range(begin_s, SECONDS, 12)
     ]
 
@@ -38,7 +38,7 @@ def test_what_stays_is_flat_and_nothing_grows() -> None:
 
 def test_memory_that_goes_up_and_down_by_more_than_the_bound_is_not_called_flat() -> None:
     draw = random.Random(1)
-    swing = [Look(look.at_s, look.memory + draw.randrange(MIB), 50, 7) for look in looks()]
+    swing = [ProcessLook(look.at_s, look.memory + draw.randrange(MIB), 50, 7) for look in looks()]
     few, many = (growth.of_process(swing, SECONDS, calls) for calls in (100, 1_000_000))
     assert few["bytes_call_high"] > MOST_BYTES_A_CALL
     assert (few["mem"], few["grows"]) == ("unclear", "")
@@ -48,7 +48,7 @@ def test_memory_that_goes_up_and_down_by_more_than_the_bound_is_not_called_flat(
 def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
     """It was started in the middle of the load, and takes its memory for a while."""
     late = looks(begin_s=480)
-    filling = [Look(look.at_s, look.memory - (MIB if look.at_s < 720 else 0), 50, 7) for look in late]
+    filling = [ProcessLook(look.at_s, look.memory - (MIB if look.at_s < 720 else 0), 50, 7) for look in late]
     row = growth.of_process(filling, SECONDS, 1000)
     assert row["mem_mib"] == row["mem_end_mib"] == 100
     few = growth.of_process(late[:52], SECONDS, 1000)
@@ -58,7 +58,7 @@ def test_a_process_is_looked_at_once_it_has_settled_itself() -> None:
 
 def test_a_short_load_is_measured_and_not_judged() -> None:
     """Caches fill for minutes."""
-    short = [Look(look.at_s / 12, look.memory, look.descriptors, look.threads) for look in looks(MIB, 1)]
+    short = [ProcessLook(look.at_s / 12, look.memory, look.descriptors, look.threads) for look in looks(MIB, 1)]
     row = growth.of_process(short, SECONDS / 12, 1000)
     assert row["mem_mib_h_low"] == pytest.approx(12 * 3600)
     assert (row["mem"], row["grows"]) == ("unclear", "")
@@ -74,16 +74,16 @@ def test_blocks_that_nobody_owns_show_while_the_load_goes_on() -> None:
 
 
 def test_a_look_at_this_process() -> None:
-    before = Look.of(os.getpid(), 1.0)
+    before = ProcessLook.of(os.getpid(), 1.0)
     assert before is not None
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     with open(os.devnull) as _:
-        after = Look.of(os.getpid(), 2.0)
+        after = ProcessLook.of(os.getpid(), 2.0)
     end.set()
     thread.join()
     assert after is not None
     assert after.memory > MIB
     assert (after.descriptors, after.threads) == (before.descriptors + 1, before.threads + 1)
-    assert Look.of(2**22 + 1, 1.0) is None, "no process has such a number"
+    assert ProcessLook.of(2**22 + 1, 1.0) is None, "no process has such a number"

@@ -30,7 +30,7 @@ def test_a_shape_is_a_folder_with_a_config_and_a_tokenizer(name: str, vocab_size
 
 
 def test_the_bundled_model_is_tiny(tmp_path: Path) -> None:
-    assert shapes.prepare("tiny", tmp_path) == shapes.Shape("tiny", 4096)
+    assert shapes.prepare("tiny", tmp_path) == shapes.BenchShape("tiny", 4096)
 
 
 def test_any_model_folder_is_a_shape(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from quire.bench.workload import workloads
-from quire.bench.workload.workloads import WORKLOADS, Item
+from quire.bench.workload.workloads import WORKLOADS, BenchRequest
 from shared.errors import InvalidArgument
 
 
@@ -93,4 +93,4 @@ def test_only_the_first_requests() -> None:
     assert len(WORKLOADS["mixed"]().first(0).items) == 256
     twice = WORKLOADS["mixed"]().first(300).items
     assert (len(twice), twice[256:]) == (300, twice[:44])
-    assert isinstance(WORKLOADS["mixed"]().first(1).items[0], Item)
+    assert isinstance(WORKLOADS["mixed"]().first(1).items[0], BenchRequest)

@@ -179,7 +179,7 @@ async def test_of_a_client_that_has_left_nothing_is_said(large: LargeBodies) -> 
     path = spool.path
     spool.close()
     assert path is not None
-    question = body_probe.Question(path, HEAVY_BYTES + 1, True, body_probe.JSON, 0, 0)
+    question = body_probe.BodyQuestion(path, HEAVY_BYTES + 1, True, body_probe.JSON, 0, 0)
     answer = body_probe.begin(json.dumps({}).encode())(question.encode())
     assert json.loads(answer)["kind"] == body_probe.UNREAD
 

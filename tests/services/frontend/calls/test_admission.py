@@ -7,17 +7,17 @@ import random
 
 import pytest
 
-from services.frontend.calls.admission import Admission, Lease
+from services.frontend.calls.admission import CallAdmission, Lease
 from shared.errors import QuireError, ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
 
-def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[Admission, FrontendMetrics]:
+def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[CallAdmission, FrontendMetrics]:
     metrics = FrontendMetrics("m", 100)
-    return Admission(max_samples, max_tokens, 1500, metrics), metrics
+    return CallAdmission(max_samples, max_tokens, 1500, metrics), metrics
 
 
-def taken(admission: Admission, num_samples: int, num_tokens: int) -> Lease:
+def taken(admission: CallAdmission, num_samples: int, num_tokens: int) -> Lease:
     lease = admission.lease()
     lease.take(num_samples, num_tokens)
     return lease
@@ -90,7 +90,7 @@ async def test_closed_means_unavailable_and_idle_means_empty() -> None:
 async def test_full_is_when_the_smallest_request_would_be_refused() -> None:
     chance = random.Random(4)
     for _ in range(300):
-        made = Admission(chance.randint(1, 4), chance.randint(1, 40), 100, FrontendMetrics("m", 100))
+        made = CallAdmission(chance.randint(1, 4), chance.randint(1, 40), 100, FrontendMetrics("m", 100))
         with made.lease() as lease:
             made.add(lease, chance.randint(0, 5), chance.randint(0, 45))
             if chance.random() < 0.1:

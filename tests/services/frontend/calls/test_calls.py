@@ -14,7 +14,7 @@ import pytest
 
 from services.frontend.access.access import Access
 from services.frontend.calls import calls
-from services.frontend.calls.admission import Admission
+from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.grpc_edge.errors import answering
 from services.frontend.input_processor.processor import InputProcessor
@@ -227,7 +227,7 @@ async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is
     lines: Lines, error: Exception
 ) -> None:
     metrics, heard = FrontendMetrics("m", 100), list[tuple[int, list[str]]]()
-    admission = Admission(1, 1, 1, metrics)
+    admission = CallAdmission(1, 1, 1, metrics)
     each = Calls(admission, Access((), metrics, time.monotonic), metrics.calls)
 
     async def end(*_: object) -> None:
@@ -242,7 +242,7 @@ async def test_a_client_hears_of_an_error_when_its_place_is_free_and_its_call_is
 async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECOND_S", 0.05)
     metrics = FrontendMetrics("m", 100)
-    each = Calls(Admission(1, 1, 1, metrics), Access((), metrics, time.monotonic), metrics.calls)
+    each = Calls(CallAdmission(1, 1, 1, metrics), Access((), metrics, time.monotonic), metrics.calls)
     for _ in range(1000):
         each.refused("POST /v1/completions", "429")
     assert len(lines) == calls.REFUSALS_A_SECOND

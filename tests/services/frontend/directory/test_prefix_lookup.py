@@ -24,7 +24,7 @@ from shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics
 from shared.pb.common.v1 import model_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.prefix_index import Match, WorkerEntry
+from shared.prefix_index import WorkerEntry, WorkerMatch
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import BLOCK_SIZE, Published
 from tests.services.frontend.running import Running, running
@@ -221,7 +221,7 @@ class ToldReader:
     num_at_once: int = 0
     most_at_once: int = 0
 
-    async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[Match]:
+    async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[WorkerMatch]:
         self.num_asked += 1
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
@@ -230,7 +230,7 @@ class ToldReader:
         self.num_at_once -= 1
         if self.error is not None:
             raise self.error
-        return [Match(workers[0], 5)]
+        return [WorkerMatch(workers[0], 5)]
 
 
 @dataclass

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
-from services.frontend.input_processor.sentence_texts import Reader, SentenceTexts
+from services.frontend.input_processor.sentence_texts import ReadingModel, SentenceTexts
 from services.frontend.request.request import PairPrompt, Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
-from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.client import ClusterLimits
 from services.frontend.tokenizer.tokenizer import Tokenizer as OurTokenizer
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1.worker_pb2 import SequenceParams
@@ -45,7 +45,7 @@ def tokenizer(tmp_path: Path) -> Iterator[OurTokenizer]:
 
 
 def processor(tokenizer: OurTokenizer, **reader: object) -> InputProcessor:
-    read = Reader(**{"encoder": "some-bert", "token_types": True, **reader})  # type: ignore[arg-type]
+    read = ReadingModel(**{"encoder": "some-bert", "token_types": True, **reader})  # type: ignore[arg-type]
     return InputProcessor(tokenizer, len(WORDS), 8, reader=read)
 
 
@@ -56,7 +56,7 @@ def request(prompt: Prompt, *, pooling: Pooling | None = None, **fields: object)
 
 async def prepared(reading: InputProcessor, asked: Request, max_model_len: int = 8) -> PreparedPrompt:
     reading.check(asked, max_model_len)
-    (found,) = await reading.prepare(asked, Limits(max_model_len, 0, frozenset()))
+    (found,) = await reading.prepare(asked, ClusterLimits(max_model_len, 0, frozenset()))
     return found
 
 

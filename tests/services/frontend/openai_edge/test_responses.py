@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.frontend.openai_edge.responses.store import ResponseStore, Stored
+from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
 from shared.errors import NotFound
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
@@ -145,8 +145,8 @@ async def test_whole_numbers_of_any_size_come_back_as_json_has_them(talking_mode
 
 
 def test_the_least_recently_used_response_gives_way() -> None:
-    def stored(name: str) -> Stored:
-        return Stored("t", {"id": name}, [], [{"type": "message", "content": "x" * 100}])
+    def stored(name: str) -> StoredResponse:
+        return StoredResponse("t", {"id": name}, [], [{"type": "message", "content": "x" * 100}])
 
     store = ResponseStore(3 * stored("a").num_bytes)
     for name in ("a", "b", "c"):
@@ -159,7 +159,7 @@ def test_the_least_recently_used_response_gives_way() -> None:
     store.delete("a", "t")
     store.put(stored("e"))
     assert store.get("c", "t").body["id"] == "c"
-    store.put(Stored("t", {"id": "large"}, [], [{"content": "x" * 1000}]))
+    store.put(StoredResponse("t", {"id": "large"}, [], [{"content": "x" * 1000}]))
     with pytest.raises(NotFound):
         store.get("large", "t")
 
@@ -167,8 +167,8 @@ def test_the_least_recently_used_response_gives_way() -> None:
 def test_a_response_takes_the_place_of_its_own_tenant_s_alone() -> None:
     """Ids of those in the background are what their clients say."""
 
-    def stored(tenant: str, text: str) -> Stored:
-        return Stored(tenant, {"id": "resp_x", "text": text}, [], [])
+    def stored(tenant: str, text: str) -> StoredResponse:
+        return StoredResponse(tenant, {"id": "resp_x", "text": text}, [], [])
 
     store = ResponseStore(2 * stored("t", "1").num_bytes)
     store.put(stored("u", "0"))
@@ -178,7 +178,7 @@ def test_a_response_takes_the_place_of_its_own_tenant_s_alone() -> None:
     store.delete("resp_x", "t")
     assert store.find("resp_x", "t") is None
     assert store.find("resp_x", "u") is not None
-    store.put(Stored("u", {"id": "resp_x", "text": "x" * 1000}, [], []))
+    store.put(StoredResponse("u", {"id": "resp_x", "text": "x" * 1000}, [], []))
     assert store.find("resp_x", "u") is None, "one that is too large takes the place of the old one, and is not kept"
 
 

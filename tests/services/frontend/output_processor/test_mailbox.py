@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from services.frontend.generation.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.sample import AT_END, Sample
@@ -89,7 +89,7 @@ async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: To
     for token_id in ids:
         one.on_tokens([token_id], [], None, 0.0)
         two.on_tokens([token_id], [], None, 0.0)
-    assert await mailbox.take() == [Delta(i, ids, "hello world", [], None) for i in (0, 1)]
+    assert await mailbox.take() == [SampleDelta(i, ids, "hello world", [], None) for i in (0, 1)]
     one.on_tokens(ids[:1], [], LENGTH, 0.0)
     assert [(d.sample, d.token_ids, d.finish) for d in await mailbox.take()] == [(0, ids[:1], LENGTH.finish)]
 
@@ -118,7 +118,7 @@ async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
         await asyncio.sleep(0)
     assert not reading.done()
     sample.on_tokens(ids[-1:], [], LENGTH, 0.0)
-    assert await reading == [Delta(0, ids, "hello world", [], LENGTH.finish)]
+    assert await reading == [SampleDelta(0, ids, "hello world", [], LENGTH.finish)]
 
 
 async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None:
@@ -180,4 +180,4 @@ def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
 def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), detokenize=False)
     sample.on_tokens([65, 66], [], LENGTH, 0.0)
-    assert sample.take() == Delta(0, [65, 66], "", [], LENGTH.finish)
+    assert sample.take() == SampleDelta(0, [65, 66], "", [], LENGTH.finish)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.frontend.generation.delta import Delta
+from services.frontend.generation.delta import SampleDelta
 from services.frontend.output_processor import pace
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.pace import ReaderPace
@@ -27,9 +27,9 @@ class Letter:
         if len(self._tokens) == 1:
             self._mailbox.put(self)
 
-    def take(self) -> Delta:
+    def take(self) -> SampleDelta:
         tokens, self._tokens = self._tokens, []
-        return Delta(0, tokens, "", [], None)
+        return SampleDelta(0, tokens, "", [], None)
 
 
 class Stream:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.frontend.streams.store import Found, Key, StoreAway
+from services.frontend.streams.store import FoundStream, StoreAway, StreamKey
 from services.frontend.streams.streams import Streams
 from shared.errors import Unavailable
 from tests.services.frontend.streams.pair import Pair
@@ -23,7 +23,7 @@ def streams_of(frontend: Any) -> Streams:
     return found
 
 
-async def until_made(streams: Streams, key: Key) -> None:
+async def until_made(streams: Streams, key: StreamKey) -> None:
     async with asyncio.timeout(60):
         while key not in streams._made:
             await asyncio.sleep(0.005)
@@ -35,7 +35,7 @@ async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_
     streams, looked, begun = streams_of(pair.a), asyncio.Event(), asyncio.Event()
     ask = streams._store.request
 
-    async def late(key: Key) -> bytes | None:
+    async def late(key: StreamKey) -> bytes | None:
         found = await ask(key)
         looked.set()
         await begun.wait()
@@ -46,7 +46,7 @@ async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_
     await looked.wait()
     pair.script.pause()
     making = asyncio.create_task(everything(pair.a.inference.Generate(asked("early"))))
-    await until_made(streams, Key("", "early"))
+    await until_made(streams, StreamKey("", "early"))
     begun.set()
     assert (await early).code() == grpc.StatusCode.NOT_FOUND
     reading = asyncio.create_task(bare(attach(pair.a, "early")))
@@ -63,13 +63,13 @@ async def test_a_stream_that_was_lost_as_it_was_taken_over_is_found_again(
     streams, taken, goes_on = streams_of(pair.b), asyncio.Event(), asyncio.Event()
     take = streams._store.take
 
-    async def slow_take(key: Key, owner: str) -> bool:
+    async def slow_take(key: StreamKey, owner: str) -> bool:
         is_taken = await take(key, owner)
         taken.set()
         await goes_on.wait()
         return is_taken
 
-    async def away(_: Sequence[tuple[Key, int]]) -> list[Found]:
+    async def away(_: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
         raise StoreAway
 
     before = await pair.begun(pair.a.inference.Generate(asked("lost", max_tokens=60)), 3)
@@ -98,7 +98,7 @@ async def test_a_look_that_fails_late_says_nothing_of_a_stream_that_was_taken_ov
     streams, fails = streams_of(pair.b), asyncio.Event()
     read, num_looks = streams._store.read, 0
 
-    async def first_fails_late(wanted: Sequence[tuple[Key, int]]) -> list[Found]:
+    async def first_fails_late(wanted: Sequence[tuple[StreamKey, int]]) -> list[FoundStream]:
         nonlocal num_looks
         num_looks += 1
         if num_looks == 1:

@@ -14,8 +14,8 @@ import pytest_asyncio
 from quire.client import Client
 from quire.outputs import Delta
 from quire.params import SamplingParams
-from quire.requests import Options
-from services.frontend.streams.terms import Terms
+from quire.requests import RequestOptions
+from services.frontend.streams.terms import StreamTerms
 from shared.metrics.streams import ENDS, REFUSALS
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -91,7 +91,7 @@ async def test_the_python_client_takes_a_stream_up(frontend: Running) -> None:
 
     def attached() -> list[Delta]:
         with Client(frontend.frontend.grpc_address) as client:
-            options = Options(request_id="python", resumable=True, retention_s=60)
+            options = RequestOptions(request_id="python", resumable=True, retention_s=60)
             for delta in client.stream("hello", SamplingParams(max_tokens=400, ignore_eos=True), options):
                 assert delta.offset == 0
                 break
@@ -154,7 +154,7 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend.frontend.core.streams, "terms", Terms(0.0, StreamLimits()))
+    monkeypatch.setattr(frontend.frontend.core.streams, "terms", StreamTerms(0.0, StreamLimits()))
     for call, field in (
         (frontend.inference.Generate(asked("none")), "resumable"),
         (attach(frontend, "none"), "request_id"),

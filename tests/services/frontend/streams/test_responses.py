@@ -15,7 +15,7 @@ import pytest
 from services.frontend.openai_edge import resumable
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.streams.store import DELETED_S
-from services.frontend.streams.terms import Terms
+from services.frontend.streams.terms import StreamTerms
 from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import prompt_of
@@ -300,7 +300,7 @@ async def test_a_response_is_gone_on_from_at_any_frontend(pair: Pair) -> None:
 
 
 async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend.core.streams, "terms", Terms(300.0, StreamLimits(messages=8)))
+    monkeypatch.setattr(pair.a.frontend.core.streams, "terms", StreamTerms(300.0, StreamLimits(messages=8)))
     response = await begun(pair.a)
     for frontend in (pair.a, pair.b):
         failed = await until(frontend, response["id"], "failed")

@@ -14,7 +14,7 @@ import pytest
 from services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
-from services.scheduler.core.limits import Limits
+from services.scheduler.core.limits import CoreLimits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
 from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
@@ -46,7 +46,7 @@ class Client:
 class Cluster:
     """A core and a worker, with results under way for as long as the test likes."""
 
-    def __init__(self, limits: Limits, seed: int) -> None:
+    def __init__(self, limits: CoreLimits, seed: int) -> None:
         self.random = random.Random(seed)
         self.limits = limits
         self.core = Core(limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core.core import Core
-from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.batches import OwnerBatches
 from services.scheduler.replicas.codec import decode_result
 from shared.columns import i32_bytes, u32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -25,7 +25,7 @@ def test_a_sequence_ends_in_the_message_with_its_last_token(preempted: int) -> N
     ended = 3 - preempted
     tokens = [EOS if key == ended else 9 for key in (1, 2)]
     core.apply(decode_result(pb.StepResult(step_id=1, token_ids=i32_bytes(tokens))), 0)
-    batches = Batches()
+    batches = OwnerBatches()
     batches.add(core.take_events())
     told = {key: message.tokens for message in batches.by_owner[0] for key in u32(message.tokens.sequence_ids).tolist()}
     assert set(told) == {1, 2}

@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
-from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.batches import OwnerBatches
 from services.scheduler.frontends.submission_checks import refusal
 from services.scheduler.frontends.submissions import SequenceFactory
 from services.scheduler.replicas.codec import decode_result
@@ -87,7 +87,7 @@ def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
     wire = result([0], [2], [1.5, 2.5])
     wire.step_id = 2
     core.apply(decode_result(wire), 0)
-    batches = Batches()
+    batches = OwnerBatches()
     events = core.take_events()
     assert [finished.reason for finished in events.finished] == [Reason.STOP]
     batches.add(events)

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.plan import Events
@@ -30,7 +30,7 @@ PACE_S = 0.01  # for a token of a prompt
 class Side:
     """A replica and its worker. Nothing happens but what a test does."""
 
-    def __init__(self, name: str, cluster: Cluster, metrics: SchedulerMetrics, **limits: Any) -> None:
+    def __init__(self, name: str, cluster: WorkerCluster, metrics: SchedulerMetrics, **limits: Any) -> None:
         values = {"num_blocks": 64, "block_size": SIZE, "max_num_seqs": 8, "enable_prefix_caching": True, **limits}
         role = str(values.pop("role", ""))
         self.limits = make_limits(**values)
@@ -80,7 +80,7 @@ class Pair:
     def __init__(self, roles: tuple[str, str] = ("", ""), **limits: Any) -> None:
         metrics = SchedulerMetrics(CollectorRegistry())
         settings = SchedulerSettings(id="s", grpc_port=0, metrics_port=0, prefill_threshold=16)
-        self.cluster = Cluster(settings, lambda: 0.0, metrics)
+        self.cluster = WorkerCluster(settings, lambda: 0.0, metrics)
         self.cluster.join(0, lambda _: None)
         both = zip("ab", roles, strict=True)
         self.a, self.b = (Side(name, self.cluster, metrics, role=role, **limits) for name, role in both)

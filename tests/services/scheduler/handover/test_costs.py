@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.scheduler.handover.costs import FIRST_BYTES_PER_S, MOST_PASSED, OVERHEAD_S, TRIED_AGAIN_AFTER, Link
+from services.scheduler.handover.costs import FIRST_BYTES_PER_S, MOST_PASSED, OVERHEAD_S, TRIED_AGAIN_AFTER, WorkerLink
 
 MB = 1_000_000
 
 
 def test_the_rate_is_what_was_measured() -> None:
-    link = Link()
+    link = WorkerLink()
     assert link.bytes_per_s == FIRST_BYTES_PER_S
     for _ in range(3):
         link.learn(100 * MB, 0.1)
@@ -21,7 +21,7 @@ def test_the_rate_is_what_was_measured() -> None:
 
 
 def test_what_takes_longer_to_compute_is_fetched() -> None:
-    link = Link()
+    link = WorkerLink()
     fetch_s = link.seconds_for(20 * MB)
     assert link.pays(20 * MB, fetch_s * 1.01)
     assert not link.pays(20 * MB, fetch_s * 0.99)
@@ -29,19 +29,19 @@ def test_what_takes_longer_to_compute_is_fetched() -> None:
 
 
 def test_nothing_is_fetched_while_nobody_knows_what_computing_takes() -> None:
-    assert not any(Link().pays(1, 0.0) for _ in range(TRIED_AGAIN_AFTER + 2))
+    assert not any(WorkerLink().pays(1, 0.0) for _ in range(TRIED_AGAIN_AFTER + 2))
 
 
 def test_a_link_that_was_slow_is_tried_again() -> None:
-    link = Link()
+    link = WorkerLink()
     link.learn(MB, 10.0)
     tried = [link.pays(MB, 1.0) for _ in range(2 * TRIED_AGAIN_AFTER + 2)]
     assert tried.count(True) == 2
-    assert not any(Link().pays(100 * MB, OVERHEAD_S) for _ in range(TRIED_AGAIN_AFTER + 2)), "it cannot pay ever"
+    assert not any(WorkerLink().pays(100 * MB, OVERHEAD_S) for _ in range(TRIED_AGAIN_AFTER + 2)), "it cannot pay ever"
 
 
 def test_a_link_that_fails_is_tried_less_and_less_and_as_before_once_it_works() -> None:
-    link = Link()
+    link = WorkerLink()
     assert link.may_try()
     for failures in range(1, 20):
         link.failed()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.kv_cache import part_index
-from services.scheduler.kv_cache.part_index import Part, PartIndex
+from services.scheduler.kv_cache.part_index import BlockPart, PartIndex
 from shared.columns import i32_bytes
 
 SIZE, GRAIN = 8, 2
@@ -21,9 +21,9 @@ def test_the_longest_beginning_is_found_to_the_token() -> None:
     index.note(1, content([1, 2, 3, 4, 5]))
     index.note(2, content([1, 2, 9, 9, 9, 9, 9, 9]))
     index.publish()
-    assert index.find(content([1, 2, 3, 4, 5, 6])) == Part(1, 5, is_all=True)
-    assert index.find(content([1, 2, 3, 4, 7])) == Part(1, 4, is_all=False)
-    assert index.find(content([1, 2, 7])) == Part(2, 2, is_all=False), "the latest of those that begin alike"
+    assert index.find(content([1, 2, 3, 4, 5, 6])) == BlockPart(1, 5, is_all=True)
+    assert index.find(content([1, 2, 3, 4, 7])) == BlockPart(1, 4, is_all=False)
+    assert index.find(content([1, 2, 7])) == BlockPart(2, 2, is_all=False), "the latest of those that begin alike"
     assert index.find(content([1, 7, 3])) is None, "less than a grain"
 
 
@@ -32,11 +32,11 @@ def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -
     for block in (1, 2, 3, 4):
         index.note(block, content([1, 2, 3, 10 + block]))
         index.publish()
-    assert index.find(content([1, 2, 3])) == Part(4, 3, is_all=False)
+    assert index.find(content([1, 2, 3])) == BlockPart(4, 3, is_all=False)
     index.forget(2)
     for gone, found in ((4, 3), (3, 1)):
         index.forget(gone)
-        assert index.find(content([1, 2, 3])) == Part(found, 3, is_all=False)
+        assert index.find(content([1, 2, 3])) == BlockPart(found, 3, is_all=False)
     index.forget(1)
     assert index.find(content([1, 2, 3])) is None
     assert not index._newest
@@ -56,7 +56,7 @@ def test_what_is_only_ordered_is_not_found() -> None:
     assert index.find(content([1, 2, 3, 4])) is None
     index.publish()
     index.note(1, content([1, 2, 3, 4, 5, 6]))
-    assert index.find(content([1, 2, 3, 4])) == Part(1, 4, is_all=False), "more is on its way into that block"
+    assert index.find(content([1, 2, 3, 4])) == BlockPart(1, 4, is_all=False), "more is on its way into that block"
 
 
 def test_equal_keys_of_different_content_cost_a_hit_only(monkeypatch: object) -> None:
@@ -66,7 +66,7 @@ def test_equal_keys_of_different_content_cost_a_hit_only(monkeypatch: object) ->
     index.note(2, content([5, 6, 7, 8]))
     index.publish()
     assert index.find(content([1, 2, 3, 4])) is None
-    assert index.find(content([5, 6, 7, 8])) == Part(2, 4, is_all=True)
+    assert index.find(content([5, 6, 7, 8])) == BlockPart(2, 4, is_all=True)
     assert index.find(content([5, 6, 7, 8], parent=b"another")) is None
     index.forget(2)
     assert index.find(content([5, 6, 7, 8])) is None

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.cluster.holds import Hold
 from tests.services.scheduler.scripted_peers import WorkerPeer
 
@@ -36,11 +36,11 @@ class Holding:
 
 @pytest.fixture
 def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
-    seen, hold = Holding(), Cluster.hold
+    seen, hold = Holding(), WorkerCluster.hold
 
-    def told(cluster: Cluster, reason: Hold, held: bool) -> None:
+    def told(cluster: WorkerCluster, reason: Hold, held: bool) -> None:
         hold(cluster, reason, held)
         seen.told(held)
 
-    monkeypatch.setattr(Cluster, "hold", told)
+    monkeypatch.setattr(WorkerCluster, "hold", told)
     return seen

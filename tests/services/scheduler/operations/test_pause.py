@@ -7,7 +7,7 @@ import asyncio
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
@@ -175,8 +175,8 @@ class Parking:
 
 @pytest.fixture
 def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
-    seen, park = Parking(), Cluster.park
-    monkeypatch.setattr(Cluster, "park", lambda self, parking: (park(self, parking), seen.told(parking)))
+    seen, park = Parking(), WorkerCluster.park
+    monkeypatch.setattr(WorkerCluster, "park", lambda self, parking: (park(self, parking), seen.told(parking)))
     return seen
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster import WorkerCluster
 from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.operations.weight_streams import WeightStreams
 from services.scheduler.replicas.worker_service import WorkerService
@@ -25,7 +25,7 @@ from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.prefix_index import SchedulerEntry
 from shared.process.garbage import Collector
-from shared.rpc.trust import Door
+from shared.rpc.trust import ServiceDoor
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.scripted_peers import MODEL, layout
 
@@ -82,7 +82,7 @@ class Desk:
     def __init__(self, heartbeat_interval_ms: int = 1000) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, heartbeat_interval_ms=heartbeat_interval_ms)
         metrics = SchedulerMetrics(CollectorRegistry())
-        self.cluster = Cluster(settings, asyncio.get_running_loop().time, metrics)
+        self.cluster = WorkerCluster(settings, asyncio.get_running_loop().time, metrics)
         self.cluster.join(OWNER, lambda _: None)
         self.collector = Collector()
         self.later: PaperCall | None = None
@@ -90,7 +90,7 @@ class Desk:
             settings,
             self.cluster,
             metrics,
-            Door(None, "scheduler s0"),
+            ServiceDoor(None, "scheduler s0"),
             on_change=lambda: None,
             on_garbage=self.collector.hurry,
             directory=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cli.status import as_dict, table
-from services.worker.attach.status import Status
+from services.worker.attach.status import WorkerStatus
 from services.worker.models.loading.progress import Progress
 from shared.pb.admin.v1 import admin_pb2
 from shared.process.lifecycle import Shutdown
@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 def test_weights_are_counted_until_it_has_attached() -> None:
     progress = Progress()
-    status = Status("w", "localhost:1", Shutdown(), progress)
+    status = WorkerStatus("w", "localhost:1", Shutdown(), progress)
     assert "GiB" not in table([status.read()])
     progress.loaded_bytes, progress.total_bytes = 3 * GIB, 4 * GIB
     starting = status.read()

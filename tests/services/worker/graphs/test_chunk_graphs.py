@@ -13,7 +13,7 @@ from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_s
 from services.worker.graphs.cuda_graph import Repeater, Work
 from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from services.worker.graphs.step_edges import PlainEdges
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.replica import Replica
 from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
@@ -271,7 +271,7 @@ def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
 
 
 def test_shapes_lie_close_and_none_is_for_nothing() -> None:
-    limits = Limits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
+    limits = WorkerLimits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
     shapes = chunk_shapes(limits, 1)
     assert shapes == sorted(set(shapes))
     assert (shapes[0], shapes[-1]) == (ChunkShape(16, 33), ChunkShape(3072, 513))
@@ -280,8 +280,8 @@ def test_shapes_lie_close_and_none_is_for_nothing() -> None:
         entries = max(rows + 1, samples)
         assert any(shape.num_tokens >= tokens and shape.num_rows >= entries for shape in shapes)
     assert all(shape.num_rows != shape.num_tokens for shape in shapes)
-    few = Limits(block_size=64, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=300)
+    few = WorkerLimits(block_size=64, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=300)
     assert {shape.num_rows for shape in chunk_shapes(few, 1)} == {33}
     assert {shape.num_rows for shape in chunk_shapes(few, 4)} == {33, 129}
     assert max(chunk_shapes(few, 1)).num_tokens == 256
-    assert not chunk_shapes(Limits(4, 8, 64, max_model_len=15), 1)
+    assert not chunk_shapes(WorkerLimits(4, 8, 64, max_model_len=15), 1)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from services.worker.heads.sentence_head import SentenceHead
 from services.worker.heads.whole_pooling import WholePoolingHead
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.step_inputs import StepInputs
 from shared.errors import InvalidArgument
 from shared.models.sentence_transformers import SentenceModel
@@ -44,7 +44,7 @@ def vectors(head: WholePoolingHead, asked: list[PoolingParams]) -> list[torch.Te
     """Of the three prompts of a step."""
     step = inputs()
     for slot, params in zip(step.slots.tolist(), asked, strict=True):
-        head.admit(slot, Admission(pooling=params))
+        head.admit(slot, SlotAdmission(pooling=params))
     rows = head.rows(step)
     assert rows is not None
     hidden = states() if rows.tokens is None else states()[torch.from_numpy(rows.tokens).long()]
@@ -102,7 +102,7 @@ def test_dense_layers_of_the_folder_stand_behind_its_own_pooling_alone(tmp_path:
     assert torch.allclose(found[1], functional.normalize((weight @ parts[1].mean(0))[:2], dim=0), atol=1e-6)
     assert torch.allclose(found[2], functional.normalize(parts[2][-1], dim=0), atol=1e-6)
     with pytest.raises(InvalidArgument, match="5 is more than the model's 4"):
-        head.admit(3, Admission(pooling=PoolingParams(dimensions=5)))
+        head.admit(3, SlotAdmission(pooling=PoolingParams(dimensions=5)))
 
 
 def test_a_dense_layer_without_its_tensors_is_refused(tmp_path: Path) -> None:

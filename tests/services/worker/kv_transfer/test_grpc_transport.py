@@ -29,7 +29,7 @@ from shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.rpc import channel
 from shared.rpc.server import Server
-from shared.rpc.trust import Dialler, Door
+from shared.rpc.trust import Dialler, ServiceDoor
 from shared.security.secret_file import SecretFile
 
 EPOCH = 7
@@ -65,7 +65,7 @@ def wanted(address: str, *blocks: int) -> WantedPages:
 
 
 @asynccontextmanager
-async def serving(servicer: Any, door: Door | None = None) -> AsyncIterator[str]:
+async def serving(servicer: Any, door: ServiceDoor | None = None) -> AsyncIterator[str]:
     server = Server("127.0.0.1", 0, (SERVICE_NAME,))
     kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(servicer, server.methods)
     await server.start()
@@ -88,8 +88,8 @@ async def fetch(order: WantedPages, dialler: Dialler | None = None) -> np.ndarra
     return np.concatenate(pages)
 
 
-def service(memory: Memory, door: Door | None = None) -> PageService:
-    made = PageService(door or Door(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+def service(memory: Memory, door: ServiceDoor | None = None) -> PageService:
+    made = PageService(door or ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
     made.serve(memory, NUM_BLOCKS)
     return made
 
@@ -120,7 +120,7 @@ async def test_what_cannot_be_meant_is_refused(change: dict[str, Any], words: st
 
 
 async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
-    early = PageService(Door(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+    early = PageService(ServiceDoor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
     async with serving(early) as address:
         with pytest.raises(Unavailable, match="has no pages for others"):
             await fetch(wanted(address))
@@ -131,7 +131,7 @@ async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: P
         (tmp_path / name).write_text(name * 16)
         (tmp_path / name).chmod(0o600)
     right, wrong = (SecretFile(str(tmp_path / name), "cluster_secret_file") for name in ("right", "wrong"))
-    door, memory = Door(right, "worker a"), Memory()
+    door, memory = ServiceDoor(right, "worker a"), Memory()
     async with serving(service(memory, door), door) as address:
         order = wanted(address, 1)
         assert np.array_equal(await fetch(order, Dialler("worker b", secret=right)), memory.pages[order.blocks])

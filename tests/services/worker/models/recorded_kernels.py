@@ -37,9 +37,9 @@ from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import SlotMemory, TritonEdges
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
-from services.worker.lora.adapters import Adapters
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
+from services.worker.lora.adapters import NumberedAdapters
 from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
@@ -102,7 +102,7 @@ class NoCopies:
     def upload_into(self, columns: Tensor, arrays: list[Any], padding: list[Any]) -> None: ...
 
 
-def described(settings: WorkerSettings) -> tuple[DecoderConfig, Limits]:
+def described(settings: WorkerSettings) -> tuple[DecoderConfig, WorkerLimits]:
     config = read_model_config(read_config(Path(settings.model)))
     return config, limits.from_settings(settings, config.max_positions)
 
@@ -114,8 +114,10 @@ def record_all(settings: WorkerSettings) -> None:
     triton_package.unavailable = lambda: None
     ops, dtype = kernels.load("cuda"), torch.bfloat16
     staging, room = NoCopies(), AdapterRoom(settings.max_loras, settings.max_lora_rank)
-    adapters = Adapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
-    place = Placement(ops, dtype, META, adapters=adapters)
+    adapters = (
+        NumberedAdapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
+    )
+    place = LayerPlacement(ops, dtype, META, adapters=adapters)
     has_trees = bool(settings.speculative_config)
     spec = replace(attention_spec(config, fitting.block_size, place, has_trees=has_trees), device="cuda")
     backend = TritonAttention()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import kernels
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.families.llama4 import Llama4Config, StackedExperts, Temperature
+from services.worker.models.families.llama4 import Llama4Config, Llama4Experts, Temperature
 from services.worker.models.loading.loader import fill_dummy
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
@@ -121,8 +121,8 @@ def test_weights_that_are_made_up_are_as_large_as_their_inputs_are_many() -> Non
     """Also those of experts, whose tensors lie the other way round in memory."""
     config = read(num_hidden_layers=1, hidden_size=64, intermediate_size=96).experts
     assert config is not None
-    place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
-    experts = StackedExperts("experts", 64, config, place)
+    place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
+    experts = Llama4Experts("experts", 64, config, place)
 
     class Unpacked:
         destinations = experts.destinations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kernels
 from services.worker.attention.reference import ReferenceAttention
-from services.worker.layers.placement import Placement, memory_of
+from services.worker.layers.placement import LayerPlacement, memory_of
 from services.worker.layers.rooms import is_empty
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading.loader import fill_dummy, load_tensors
@@ -27,7 +27,7 @@ FAMILIES = ("llama", "qwen3-tied", "granite", "gemma2", "gpt2")
 
 def built(made: Checkpoint, quantization: str = "fp8") -> CausalLM:
     values, device = read_config(made.folder), torch.device("cpu")
-    place = Placement(kernels.load("cpu"), torch.bfloat16, device, quantization)
+    place = LayerPlacement(kernels.load("cpu"), torch.bfloat16, device, quantization)
     return find_model(values)(read_model_config(values), ReferenceAttention(), place, 64)
 
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.copied_sums import CopiedSums, Pieces
+from services.worker.ranks.copied_sums import CopiedSums, RowPieces
 from services.worker.ranks.local import LOOPBACK, _meeting_place
 from services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
 from services.worker.ranks.seat import Seat, leave
@@ -99,7 +99,7 @@ def _sums_of(
     beside = together._beside
     assert isinstance(beside, CopiedSums)
     for count in PIECES:
-        cuts = Pieces(1, count).of(rows.size(0))
+        cuts = RowPieces(1, count).of(rows.size(0))
         yield f"copied in {count}", functools.partial(beside.add_up_made, rows, cuts, make)
 
 

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, distributed
 
 from services.worker.ranks import together
-from services.worker.ranks.copied_sums import CopiedSums, Pieces
+from services.worker.ranks.copied_sums import CopiedSums, RowPieces
 from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.peer_memory import Store, open_copied_sums
+from services.worker.ranks.peer_memory import RankStore, open_copied_sums
 from services.worker.ranks.seat import Seat
 from services.worker.ranks.start import build_part
 from shared.settings import WorkerSettings
 
-FEW = Pieces(least_rows=4, most=3)
+FEW = RowPieces(least_rows=4, most=3)
 added: list[int] = []  # rows of each piece of this process
 
 
 class GlooSums:
     """What is made in pieces is added up behind each: the products are those of ranks whose GPUs copy meanwhile."""
 
-    def __init__(self, _store: Store, _rank: int, _size: int, _device: torch.device) -> None:
+    def __init__(self, _store: RankStore, _rank: int, _size: int, _device: torch.device) -> None:
         pass
 
     def was_greeted(self) -> bool:
@@ -51,7 +51,7 @@ class Counted:
         return self._sums.add_up_made(rows, cuts, make)
 
 
-def opened(store: Store, rank: int, size: int, device: torch.device) -> Counted | None:
+def opened(store: RankStore, rank: int, size: int, device: torch.device) -> Counted | None:
     sums = open_copied_sums(store, rank, size, device)
     if sums is None:
         return None

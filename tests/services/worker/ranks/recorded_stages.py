@@ -19,7 +19,7 @@ from services.worker.graphs.build_graphs import GraphMaker, Tools
 from services.worker.graphs.cuda_graph import Repeater
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.layers.context import ALL_TOKENS, Context
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.layers.stages import Stage
 from services.worker.models.causal_lm import CausalLM
@@ -33,7 +33,7 @@ from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsyn
 from tests.services.worker.rig import Rig
 
 
-def repeating_tools(_place: Placement) -> Tools:
+def repeating_tools(_place: LayerPlacement) -> Tools:
     return Tools(Repeater(), PlainEdges(), Copying)
 
 

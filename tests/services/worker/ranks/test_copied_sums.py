@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.peer_driver import PeerDriver, PeerMemoryError
-from services.worker.ranks.copied_sums import NUMBERS_BYTES, CopiedSums, Pieces
+from services.worker.ranks.copied_sums import NUMBERS_BYTES, CopiedSums, RowPieces
 from tests.services.worker.kv_transfer.peer_memory import Library
 
 HALF = 1024  # bytes
@@ -90,7 +90,7 @@ def test_both_ranks_get_the_sums_whatever_their_sizes() -> None:
     ]
 
     def work(rank: int, sums: CopiedSums) -> int:
-        sums.pieces = Pieces(least_rows=5, most=4)
+        sums.pieces = RowPieces(least_rows=5, most=4)
         wrong = 0
         for seed, shape, dtype in calls:
             own, other = made(rank, seed, shape, dtype), made(1 - rank, seed, shape, dtype)
@@ -118,7 +118,7 @@ def test_a_rank_that_is_ahead_writes_over_nothing_that_is_not_read() -> None:
 
     def work(rank: int, sums: CopiedSums) -> list[float]:
         threading.current_thread().name = ("ahead", "behind")[rank]
-        sums.pieces = Pieces(least_rows=4, most=2)
+        sums.pieces = RowPieces(least_rows=4, most=2)
         return [float(added(sums, torch.full((8, 16), 10.0 * rank + i)).unique()) for i in range(6)]
 
     assert both(pair(machine), work) == [[10.0 + 2 * i for i in range(6)]] * 2
@@ -131,7 +131,7 @@ def test_numbers_begin_anew_after_the_last_one() -> None:
         rank._region[:4].view(torch.int32).fill_(-3)
 
     def work(rank: int, sums: CopiedSums) -> list[float]:
-        sums.pieces = Pieces(least_rows=1, most=2)
+        sums.pieces = RowPieces(least_rows=1, most=2)
         return [float(added(sums, torch.full((2, 4), 1.0 + rank + i)).unique()) for i in range(4)]
 
     assert both(ranks, work) == [[3.0, 5.0, 7.0, 9.0]] * 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.worker.ranks import together
-from services.worker.ranks.copied_sums import Pieces
+from services.worker.ranks.copied_sums import RowPieces
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.lora import peft_folders
@@ -87,6 +87,6 @@ def test_only_if_asked_for(checkpoint: Make, added: list[int]) -> None:
     [(0, []), (1, [1]), (199, [199]), (200, [100, 100]), (301, [101, 101, 99]), (1001, [334, 334, 333])],
 )
 def test_rows_are_cut_into_pieces_that_are_not_short(num_rows: int, lengths: list[int]) -> None:
-    cuts = Pieces(least_rows=100, most=3).of(num_rows)
+    cuts = RowPieces(least_rows=100, most=3).of(num_rows)
     assert list(map(len, cuts)) == lengths
     assert [row for cut in cuts for row in cut] == list(range(num_rows))

@@ -15,7 +15,7 @@ import transformers
 from kernels.state_pages import StateShape
 from services.worker.kv import state_blocks
 from services.worker.layers.sharding import Shard
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
@@ -186,7 +186,7 @@ def test_a_rank_keeps_the_states_of_its_own_heads() -> None:
 @pytest.mark.parametrize(("size", "block_size"), [(1, 1088), (2, 1152), (4, 576), (8, 320)])
 def test_blocks_are_as_long_on_all_ranks_as_their_states_take(size: int, block_size: int) -> None:
     """Two ranks halve a position's keys, of which there are two heads, and the states; more only these."""
-    limits, settings = Limits(64, 512, 8192, 4096), WorkerSettings(model="x", tensor_parallel_size=size)
+    limits, settings = WorkerLimits(64, 512, 8192, 4096), WorkerSettings(model="x", tensor_parallel_size=size)
     lengths = {
         state_blocks.fit(limits, qwen3_next(), torch.bfloat16, settings, shard=Shard(rank, size)).block_size
         for rank in range(size)

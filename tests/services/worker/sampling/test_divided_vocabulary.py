@@ -17,7 +17,7 @@ from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.sampling.vocabulary.divided import DividedVocabulary
 from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
 from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.plugins.example.quire_example.logits_processors import Multiples
@@ -57,12 +57,12 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def admission(fields: dict[str, Any]) -> Admission:
+def admission(fields: dict[str, Any]) -> SlotAdmission:
     output = fields.get("output", OUTPUT)
     params = {"temperature": 0.0, **{name: value for name, value in fields.items() if name not in REST}}
     if "beam_search" in params:
         params["beam_search"] = sampling_pb2.BeamSearch(**params["beam_search"])
-    return Admission(
+    return SlotAdmission(
         token_ids=columns.i32_bytes(PROMPT + output),
         num_prompt_tokens=len(PROMPT),
         sampling=sampling_pb2.SamplingParams(**params),

@@ -12,7 +12,7 @@ import torch
 import kernels
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -46,7 +46,7 @@ class Bench:
         self.lengths[slot] = len(prompt + output)
         self.sampler.admit(
             slot,
-            Admission(
+            SlotAdmission(
                 token_ids=columns.i32_bytes(prompt + output),
                 num_prompt_tokens=len(prompt),
                 sampling=sampling_pb2.SamplingParams(**{"temperature": 0.0, **fields}),
@@ -107,7 +107,7 @@ def test_a_moved_sequence_samples_as_it_would_have() -> None:
 def test_defaults_of_unset_fields_are_those_of_the_protocol() -> None:
     """Temperature 1, no filter: over many positions everything is sampled."""
     bench = Bench()
-    admission = Admission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1)
+    admission = SlotAdmission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1)
     bench.sampler.admit(0, admission)
     bench.lengths[0] = 1
     assert {bench.tokens()[0] for _ in range(600)} == set(range(VOCAB_SIZE))

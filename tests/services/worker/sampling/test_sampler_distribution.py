@@ -16,7 +16,7 @@ import torch
 import kernels
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampler
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE
@@ -90,7 +90,7 @@ def draw(asked: dict[str, Any]) -> list[int]:
     device, ops = torch.device("cpu"), kernels.load("cpu")
     sampler = Sampler(DRAWS, VOCAB_SIZE, 5, ops, device)
     for slot in range(DRAWS):
-        admission = Admission(
+        admission = SlotAdmission(
             token_ids=columns.i32_bytes(PROMPT + OUTPUT),
             num_prompt_tokens=len(PROMPT),
             sampling=sampling_pb2.SamplingParams(seed=1000 + slot, **params),

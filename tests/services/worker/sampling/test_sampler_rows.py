@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from services.worker.sampling.sampler import Plain, Sampler
-from services.worker.step.admission import Admission
+from services.worker.step.admission import SlotAdmission
 from services.worker.step.slots import Rows
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
@@ -24,7 +24,7 @@ def sampler_of(*slots: int) -> Sampler:
 
 def admit(sampler: Sampler, slot: int, seed: int) -> None:
     sampling = sampling_pb2.SamplingParams(temperature=0.5, seed=seed)
-    sampler.admit(slot, Admission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1, sampling=sampling))
+    sampler.admit(slot, SlotAdmission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1, sampling=sampling))
 
 
 def plain(sampler: Sampler, slots: Rows) -> Plain:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
 from shared import columns
@@ -18,7 +18,7 @@ from shared.pb.common.v1 import sampling_pb2
 from shared.pb.common.v1.pooling_pb2 import PoolingParams
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-LIMITS = Limits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
+LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
 
 
 class Receiver:

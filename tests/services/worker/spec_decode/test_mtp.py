@@ -20,13 +20,13 @@ from services.worker.attention.port import AttentionMetadata
 from services.worker.attention.spec import attention_spec
 from services.worker.building.build import build_replica
 from services.worker.kv import kv_cache
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.loading.loader import Loader
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.config import parse
-from services.worker.spec_decode.drafter import Target
+from services.worker.spec_decode.drafter import DraftTarget
 from services.worker.spec_decode.methods.mtp import Mtp
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
@@ -95,14 +95,14 @@ def prompts() -> list[list[int]]:
 def test_the_layer_is_what_its_paper_defines(tmp_path: Path) -> None:
     made, ((behind,), tensors) = make(tmp_path, drawn(SIZE, 2 * SIZE, seed=9))
     config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
-    place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
+    place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
     backend = choose_attention("reference", attention_spec(config, 4, place))
     model, loader = DeepseekV3ForCausalLM(config, backend, place, 64), Loader("auto", 0)
     loader.load(model, tmp_path)
-    limits = Limits(block_size=4, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=8)
+    limits = WorkerLimits(block_size=4, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=8)
     settings = parse(json.dumps(MTP))
     assert settings is not None
-    mtp = Mtp(settings, Target(model, place, limits, "reference", loader, tmp_path))
+    mtp = Mtp(settings, DraftTarget(model, place, limits, "reference", loader, tmp_path))
     count = 11
     tokens = torch.randint(VOCAB_SIZE, (count,), generator=torch.Generator().manual_seed(1))
     features, positions = drawn(count, SIZE, seed=2) * SIZE**0.5, torch.arange(count)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.spec_decode.draft_models.paged import Passes
 from services.worker.step.slots import SlotTable
 
 LONGEST = 40
-LIMITS = Limits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=LONGEST, num_blocks=61)
+LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=LONGEST, num_blocks=61)
 
 
 def test_no_draft_stands_behind_the_longest_sequence() -> None:

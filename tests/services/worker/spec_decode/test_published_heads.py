@@ -16,13 +16,13 @@ from torch.nn import functional as F
 import kernels
 from services.worker.attention.port import AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement
-from services.worker.limits import Limits
+from services.worker.layers.placement import LayerPlacement
+from services.worker.limits import WorkerLimits
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.families.llama import LlamaForCausalLM
 from services.worker.models.loading.loader import Loader
 from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.drafter import Target
+from services.worker.spec_decode.drafter import DraftTarget
 from services.worker.spec_decode.methods.eagle import Eagle
 from services.worker.spec_decode.methods.medusa import Medusa
 from services.worker.step.forward_batch import ForwardBatch
@@ -93,7 +93,7 @@ def norm_tensors() -> Tensors:
     return {f"{name}.weight": drawn(SIZE, seed=30 + i) for i, name in enumerate(names)}
 
 
-def target(load_format: str = "auto") -> Target:
+def target(load_format: str = "auto") -> DraftTarget:
     """A model that is nothing but its ends."""
     embedding, output = drawn(VOCAB, SIZE, seed=40), drawn(VOCAB, SIZE, seed=41)
     model: Any = SimpleNamespace(
@@ -103,9 +103,9 @@ def target(load_format: str = "auto") -> Target:
         whole_logits=lambda features: features @ output.T,
         output=output,
     )
-    place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
-    limits = Limits(block_size=16, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=8)
-    return Target(model, place, limits, "auto", Loader(load_format, 0), Path())
+    place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
+    limits = WorkerLimits(block_size=16, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=8)
+    return DraftTarget(model, place, limits, "auto", Loader(load_format, 0), Path())
 
 
 def rms(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels import cpu
-from services.worker.limits import Limits
+from services.worker.limits import WorkerLimits
 from services.worker.sampling.accept import accept
 from services.worker.spec_decode import proposer
 from services.worker.spec_decode.agreement import Agreement
@@ -32,7 +32,7 @@ from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-LIMITS = Limits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
+LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -80,7 +80,7 @@ def test_a_search_ends_by_what_was_read(length: int, found: int, monkeypatch: py
     monkeypatch.setattr(proposer, "SEARCH_WORK", 10)
     monkeypatch.setattr(proposer, "MOST_WORK", 16 * 40)
     asked: list[int] = []
-    history = TokenHistory(Limits(4, 16, 64, 512, 61))
+    history = TokenHistory(WorkerLimits(4, 16, 64, 512, 61))
     for slot in range(16):
         history.begin(slot, array(*[slot] * length))
     host = HostProposer()
@@ -95,7 +95,7 @@ def test_a_search_ends_by_what_was_read(length: int, found: int, monkeypatch: py
 
 
 def test_a_slow_machine_finds_the_same_drafts() -> None:
-    history = TokenHistory(Limits(4, 16, 64, 40, 61))
+    history = TokenHistory(WorkerLimits(4, 16, 64, 40, 61))
     for slot in range(16):
         history.begin(slot, array(slot))
 

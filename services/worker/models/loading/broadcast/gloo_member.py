@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 class GlooMember:
-    """See Member."""
+    """See GroupMember."""
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int) -> None:
         """Returns when all members are there. Raises RuntimeError."""

@@ -54,7 +54,7 @@ class Failures:
         raise error
 
 
-class Receiver:
+class GlooReceiver:
     """Of one group."""
 
     def __init__(self, memory: int, place: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class Questions:
     """On stdin. Whoever asks may be gone while the group is waited for."""
 
     def __init__(self) -> None:
-        self.receiver: Receiver | None = None
+        self.receiver: GlooReceiver | None = None
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -145,7 +145,7 @@ def _answers(memory: int, questions: Questions) -> Iterator[dict[str, str]]:
     for question in questions:
         try:
             if questions.receiver is None:
-                questions.receiver = Receiver(memory, question)
+                questions.receiver = GlooReceiver(memory, question)
                 yield {}
             elif "key" in question:
                 questions.receiver.say(question["key"])

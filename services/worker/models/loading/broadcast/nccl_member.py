@@ -22,7 +22,7 @@ ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class NcclMember:
-    """See Member."""
+    """See GroupMember."""
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int, device: torch.device) -> None:
         """Members meet with the first broadcast. Raises RuntimeError."""

@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT_MS = 120_000
 TOLERANCE_S = 0.01  # torch counts in milliseconds
 
 
-class Member(Protocol):
+class GroupMember(Protocol):
     """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else, and
     FailedElsewhereError where another member has said that it has failed."""
 
@@ -113,7 +113,7 @@ class WeightsGroups:
 class WeightsGroup:
     """One group, as one that receives."""
 
-    def __init__(self, name: str, member: Member) -> None:
+    def __init__(self, name: str, member: GroupMember) -> None:
         self._name, self.member = name, member
         self._num_updates = 0
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor.grammar_validator import GrammarValidator
 from services.frontend.output_processor import constraint
-from services.frontend.output_processor.constraint import Place
+from services.frontend.output_processor.constraint import AnswerStart
 from services.frontend.output_processor.parsing import registry, wording
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
 from shared.structured_output.literals import NO_SPECIALS
@@ -62,21 +62,21 @@ def test_enforced_calls_are_read_back(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[GrammarDoor]:
-    made = GrammarDoor(NO_SPECIALS, 10)
+def validator() -> Iterator[GrammarValidator]:
+    made = GrammarValidator(NO_SPECIALS, 10)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("name", WORDED)
-def test_grammars_can_be_made_of_them(name: str, door: GrammarDoor) -> None:
+def test_grammars_can_be_made_of_them(name: str, validator: GrammarValidator) -> None:
     for way in registry.tool_format(name).wordings:
         for only_one in (False, True):
             answer = wording.calls(way, TOOLS, only_one=only_one)
-            for place in Place:
+            for place in AnswerStart:
                 reasoning = registry.reasoning_format("openai_gptoss" if name == "openai" else "qwen3")
                 form = constraint.structural_tag(constraint.after_reasoning(answer, reasoning, place), None)
-                asyncio.run(door.check(form))
+                asyncio.run(validator.check(form))
 
 
 def test_only_one_call_is_allowed_where_one_is_asked_for() -> None:
@@ -90,7 +90,7 @@ def test_reasoning_may_come_first() -> None:
     for name in ("qwen3", "openai_gptoss"):
         found = registry.reasoning_format(name)
         answer = wording.sequence(found.content_start, "Yes.")
-        for place, is_open in ((Place.BEFORE_REASONING, False), (Place.IN_REASONING, True)):
+        for place, is_open in ((AnswerStart.BEFORE_REASONING, False), (AnswerStart.IN_REASONING, True)):
             if found.content_start and is_open:
                 continue  # its prompts never begin any
             texts = [written(constraint.after_reasoning(answer, found, place), Random(seed)) for seed in range(20)]

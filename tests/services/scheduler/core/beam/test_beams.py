@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.beam.search import BeamRules, BeamSearch
+from services.scheduler.core.beam.search import BeamRules, LiveBeams
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.sequence import Loss, Sequence
@@ -31,7 +31,7 @@ def search(
         for i in range(outputs or width)
     ]
     root = made[0]
-    search = BeamSearch(BeamRules(width, outputs or width, max_tokens, frozenset((*eos, *stops)), **rules))
+    search = LiveBeams(BeamRules(width, outputs or width, max_tokens, frozenset((*eos, *stops)), **rules))
     root.payload = Payload(b"", num_logprobs=search.rules.num_candidates)
     root.search, root.outputs = search, made
     return root

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 import kernels
 from services.worker.layers.feed_forward.experts import SparseMLP
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.draft_models.eagle_head import read_eagle
@@ -80,7 +80,7 @@ def test_what_cannot_be_meant_is_refused(values: dict[str, Any], text: str) -> N
 def test_quantization_is_for_dense_layers() -> None:
     experts = read_model_config(MIXTRAL).experts
     assert experts is not None
-    place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"), quantization="fp8")
+    place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"), quantization="fp8")
     with pytest.raises(InvalidArgument, match="quantization: fp8 is there for dense layers, not for experts"):
         SparseMLP("mlp", 64, experts, place)
 

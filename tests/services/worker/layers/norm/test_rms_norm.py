@@ -6,7 +6,7 @@ import torch
 
 import kernels
 from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import Placement
+from services.worker.layers.placement import LayerPlacement
 from services.worker.layers.sharding import Shard
 from tests.services.worker.sampling.rank_threads import Meeting
 
@@ -19,7 +19,7 @@ def test_parts_are_added_up_before_they_are_normalised() -> None:
     ops = kernels.load("cpu")
 
     def normed(shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
-        place = Placement(ops, torch.float32, torch.device("cpu"), shard=shard)
+        place = LayerPlacement(ops, torch.float32, torch.device("cpu"), shard=shard)
         norm, kept = RMSNorm("norm", 16, 1e-5, place, adds_up=True), residual.clone()
         norm.weight.copy_(weight)
         return norm(parts[shard.rank].clone(), kept), kept

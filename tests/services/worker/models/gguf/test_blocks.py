@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.worker.models.gguf.blocks import DECODE
-from shared.gguf.kinds import KINDS, Kind
+from shared.gguf.kinds import KINDS, ElementKind
 from tests import gguf_files
 
 Block = bytes
@@ -84,7 +84,7 @@ QUANTIZED = [kind for kind in KINDS.values() if kind.is_quantized]
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
-def test_blocks_are_decoded_as_their_layout_says(kind: Kind) -> None:
+def test_blocks_are_decoded_as_their_layout_says(kind: ElementKind) -> None:
     blocks = gguf_files.random_blocks(kind.name, NUM_BLOCKS * kind.block_size, seed=3)
     decoded = DECODE[kind.name](torch.from_numpy(blocks))
     scalar = [[SCALAR[kind.name](block.tobytes(), i) for i in range(kind.block_size)] for block in blocks]
@@ -93,7 +93,7 @@ def test_blocks_are_decoded_as_their_layout_says(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
-def test_blocks_are_decoded_as_the_package_gguf_does(kind: Kind) -> None:
+def test_blocks_are_decoded_as_the_package_gguf_does(kind: ElementKind) -> None:
     quants = pytest.importorskip("gguf.quants")
     blocks = gguf_files.random_blocks(kind.name, NUM_BLOCKS * kind.block_size, seed=3)
     number = next(number for number, one in KINDS.items() if one is kind)

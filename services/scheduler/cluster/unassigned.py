@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from services.scheduler.core.sequence import Sequence
 
 
-class Lobby:
+class UnassignedSequences:
     """First come, first served."""
 
     def __init__(self) -> None:

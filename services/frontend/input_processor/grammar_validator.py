@@ -1,4 +1,4 @@
-"""Constraints are compiled at the door: what no worker could use is refused before anything is tokenized.
+"""Constraints are compiled when they come: what no worker could use is refused before anything is tokenized.
 
 The compiling happens in child processes (grammar_probe.py) with little memory and little time.
 """
@@ -28,7 +28,7 @@ REMEMBERED = 4096  # constraints that were found good or bad
 NUM_PROBES = 2  # for those that are quick
 
 
-class GrammarDoor:
+class GrammarValidator:
     """Remembers its verdicts: clients send the same form again and again.
 
     Whoever has sent dozens that take long waits for them, and not the others: those have a lane of their own, and in
@@ -38,8 +38,8 @@ class GrammarDoor:
         """`specials`: tokens that a grammar may name."""
         introduction = grammar_probe.introduction(specials, vocab_size)
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._quick = Lane("grammar-door", [Probe(introduction) for _ in range(NUM_PROBES)])
-        self._slow = Lane("grammar-door-slow", [Probe(introduction)])
+        self._quick = Lane("grammar-validator", [Probe(introduction) for _ in range(NUM_PROBES)])
+        self._slow = Lane("grammar-validator-slow", [Probe(introduction)])
 
     async def check(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str] = ()) -> None:
         """`libraries`: that workers offer it to, in order; empty: llguidance. Raises InvalidArgument."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor import grammar_door, grammar_probe
-from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor import grammar_probe, grammar_validator
+from services.frontend.input_processor.grammar_validator import GrammarValidator
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output.literals import Specials
@@ -89,116 +89,118 @@ HARMLESS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[GrammarDoor]:
-    opened = GrammarDoor(Specials({"<|end|>": 7}), 4096)
+def validator() -> Iterator[GrammarValidator]:
+    opened = GrammarValidator(Specials({"<|end|>": 7}), 4096)
     yield opened
     opened.close()
 
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_door, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(grammar_validator, "PATIENCE_S", 1.5)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_constraints_are_refused(door: GrammarDoor, name: str) -> None:
+async def test_hostile_constraints_are_refused(validator: GrammarValidator, name: str) -> None:
     constraint = pb.StructuredOutput(**HOSTILE[name])
     with pytest.raises(InvalidArgument) as refusal:
-        await door.check(constraint)
+        await validator.check(constraint)
     assert refusal.value.field == "structured_output"
     assert len(refusal.value.message) < 700
-    await door.check(FINE)
+    await validator.check(FINE)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-async def test_what_only_looks_hostile_is_let_in(door: GrammarDoor, name: str) -> None:
-    await door.check(pb.StructuredOutput(**HARMLESS[name]))
+async def test_what_only_looks_hostile_is_let_in(validator: GrammarValidator, name: str) -> None:
+    await validator.check(pb.StructuredOutput(**HARMLESS[name]))
 
 
-async def test_others_are_judged_while_one_takes_long(door: GrammarDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_are_judged_while_one_takes_long(
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = pb.StructuredOutput(regex="slow+")
-    asked, go_on, verdict = threading.Event(), threading.Event(), grammar_door.Probe.verdict
+    asked, go_on, verdict = threading.Event(), threading.Event(), grammar_validator.Probe.verdict
 
-    def wait_with_slow(probe: grammar_door.Probe, message: bytes, patience_s: float) -> str:
+    def wait_with_slow(probe: grammar_validator.Probe, message: bytes, patience_s: float) -> str:
         if message == grammar_probe.question(slow, ()):
             asked.set()
             go_on.wait(60)
         return verdict(probe, message, patience_s)
 
-    monkeypatch.setattr(grammar_door.Probe, "verdict", wait_with_slow)
-    judged = asyncio.ensure_future(door.check(slow))
+    monkeypatch.setattr(grammar_validator.Probe, "verdict", wait_with_slow)
+    judged = asyncio.ensure_future(validator.check(slow))
     await asyncio.to_thread(asked.wait, 60)
     for number in range(10):
-        await door.check(pb.StructuredOutput(regex=f"a{number}+"))
+        await validator.check(pb.StructuredOutput(regex=f"a{number}+"))
     assert not judged.done()
     go_on.set()
     await judged
 
 
 async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
-    door: GrammarDoor, monkeypatch: pytest.MonkeyPatch
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, go_on = list[bytes](), threading.Event()
 
-    def verdict(_: grammar_door.Probe, message: bytes, patience_s: float) -> str:
+    def verdict(_: grammar_validator.Probe, message: bytes, patience_s: float) -> str:
         tried.append(message)
         if b"long" in message:
             go_on.wait(60)
-            raise grammar_door.TookLong
+            raise grammar_validator.TookLong
         return ""
 
-    monkeypatch.setattr(grammar_door.Probe, "verdict", verdict)
-    many = [asyncio.ensure_future(door.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
-    while len(tried) < grammar_door.NUM_PROBES:
+    monkeypatch.setattr(grammar_validator.Probe, "verdict", verdict)
+    many = [asyncio.ensure_future(validator.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
+    while len(tried) < grammar_validator.NUM_PROBES:
         await asyncio.sleep(0.01)
-    other = asyncio.ensure_future(door.check(pb.StructuredOutput(regex="other")))
+    other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
     await asyncio.sleep(0)
     go_on.set()
     await other
     refused = await asyncio.gather(*many, return_exceptions=True)
     assert all(isinstance(refusal, InvalidArgument) for refusal in refused)
-    assert [b"other" in message for message in tried].index(True) <= 2 * grammar_door.NUM_PROBES + 1
+    assert [b"other" in message for message in tried].index(True) <= 2 * grammar_validator.NUM_PROBES + 1
 
 
-async def test_time_is_that_of_the_processor_and_leaves_it_to_others(door: GrammarDoor) -> None:
+async def test_time_is_that_of_the_processor_and_leaves_it_to_others(validator: GrammarValidator) -> None:
     """A machine that has much to do refuses nothing that it would else let in."""
-    await door.check(pb.StructuredOutput(regex="first"))
-    stopped = door.pids
+    await validator.check(pb.StructuredOutput(regex="first"))
+    stopped = validator.pids
     assert stopped
     assert all(map(has_stepped_back, stopped))
-    judged = asyncio.ensure_future(door.check(pb.StructuredOutput(regex="second")))
+    judged = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(2 * grammar_door.PATIENCE_S)
+    await asyncio.sleep(2 * grammar_validator.PATIENCE_S)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     await judged
 
 
-async def test_a_probe_that_was_killed_is_replaced(door: GrammarDoor) -> None:
-    await door.check(pb.StructuredOutput(regex="before"))
-    assert door.pids
-    for pid in door.pids:
+async def test_a_probe_that_was_killed_is_replaced(validator: GrammarValidator) -> None:
+    await validator.check(pb.StructuredOutput(regex="before"))
+    assert validator.pids
+    for pid in validator.pids:
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    await door.check(pb.StructuredOutput(regex="after"))
+    await validator.check(pb.StructuredOutput(regex="after"))
 
 
-async def test_tokens_that_the_model_has_may_be_named(door: GrammarDoor) -> None:
-    await door.check(pb.StructuredOutput(grammar='start: "x" <|end|> "y"'))
+async def test_tokens_that_the_model_has_may_be_named(validator: GrammarValidator) -> None:
+    await validator.check(pb.StructuredOutput(grammar='start: "x" <|end|> "y"'))
     with pytest.raises(InvalidArgument, match="unknown special token"):
-        await door.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
+        await validator.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
 
 
-async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(door: GrammarDoor) -> None:
+async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator: GrammarValidator) -> None:
     """And remembered for these libraries only."""
     lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="(?!ab)[ab]{2}")
     with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
-        await door.check(lark, ("xgrammar",))
-    await door.check(lark, ("xgrammar", "llguidance"))
-    await door.check(lark)
+        await validator.check(lark, ("xgrammar",))
+    await validator.check(lark, ("xgrammar", "llguidance"))
+    await validator.check(lark)
     with pytest.raises(InvalidArgument, match="llguidance takes no look-around in regular expressions"):
-        await door.check(looks)
-    await door.check(looks, ("llguidance", "lm-format-enforcer"))
+        await validator.check(looks)
+    await validator.check(looks, ("llguidance", "lm-format-enforcer"))
     with pytest.raises(InvalidArgument, match="outlines-core does not keep to 'minimum'"):
-        await door.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
+        await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
