@@ -103,8 +103,8 @@ class GrpcTransport:
             except grpc.aio.AioRpcError as error:
                 self._forget(address, connection)
                 raise Unavailable(f"{who} at {address}: {error.details()}") from None
-            except asyncio.InvalidStateError:  # a write after the end of the call
-                raise Unavailable(f"{who} at {address} ended the call") from None
+            except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call was over before its request was
+                raise Unavailable(f"the call to {who} at {address} ended while it was asked") from None
             except asyncio.CancelledError:
                 if is_asked_to_end():
                     raise

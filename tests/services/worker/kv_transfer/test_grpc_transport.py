@@ -264,6 +264,21 @@ async def test_a_call_that_ends_on_this_side_is_an_error_like_others() -> None:
         assert isinstance(ended, Unavailable), repr(ended)
 
 
+async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which gRPC tells with an error of its own, not with the call's status."""
+
+    async def ends_meanwhile(call: Any) -> None:
+        call.cancel()
+        await call._cython_call.send_receive_close()
+
+    monkeypatch.setattr(grpc.aio._call.StreamStreamCall, "done_writing", ends_meanwhile)
+    transport = GrpcTransport(Dialler(), PIECE_BYTES)
+    async with serving(RefusesOne()) as address:
+        with pytest.raises(Unavailable, match="ended while it was asked"):
+            await every(wanted(address, 1, 2), transport)
+        await transport.close()
+
+
 async def test_workers_beyond_the_most_that_are_remembered_end_nobodys_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_transport, "MOST_CHANNELS", 1)
     servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES)
