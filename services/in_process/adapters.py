@@ -26,7 +26,7 @@ log = logger("in_process.adapters")
 
 
 @dataclass(eq=False, slots=True)
-class AdapterPlace:
+class OnlyWorker:
     """The one worker that there is."""
 
     hello: pb.WorkerHello
@@ -56,17 +56,17 @@ class EngineAdapters:
             adapter_digests=b"".join(adapter.id.digest for adapter in held),
             adapter_paths=[adapter.path for adapter in held],
         )
-        self._place = AdapterPlace(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
+        self._worker = OnlyWorker(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
         self._live = LiveSequences()
         self._live.join(owner)
         self._unassigned = UnassignedSequences()
         self._known = cluster.Adapters(
-            {self._place.id: self._place},
+            {self._worker.id: self._worker},
             num_users=self._live.num_users,
             used_by=lambda _: {one.adapter for one in self._live if one.key not in self._unassigned},
             moved_in=lambda: None,
         )
-        self._known.attached(self._place)
+        self._known.attached(self._worker)
 
     @property
     def offered(self) -> dict[str, bytes]:
@@ -119,7 +119,7 @@ class EngineAdapters:
         return lost
 
     def _take_in(self, sequence: Sequence) -> None:
-        adapter, own = sequence.adapter, self._place.adapters
+        adapter, own = sequence.adapter, self._worker.adapters
         if isinstance(adapter, AdapterId) and not own.takes(adapter):
             self._unassigned.add(sequence)
             self._known.fetch(adapter)  # reads it, if a place is free
@@ -146,7 +146,7 @@ class EngineAdapters:
             loaded = pb.AdapterLoaded(order_id=asked.order_id, error=to_proto(outcome))
         else:
             loaded = pb.AdapterLoaded(order_id=asked.order_id, digest=outcome)
-        self._place.adapters.take_loaded(loaded)
+        self._worker.adapters.take_loaded(loaded)
 
     def _read(self, asked: pb.LoadAdapter) -> bytes | QuireError:
         """Puts it in its place. Returns its digest, or why that cannot be done."""

@@ -43,4 +43,4 @@ def homes() -> dict[str, list[str]]:
 def test_a_class_has_a_name_of_its_own() -> None:
     doubled = {name: files for name, files in homes().items() if len(files) > 1}
     assert {name: files for name, files in doubled.items() if name not in TWICE} == {}
-    assert {name for name, files in doubled.items() if len(files) == 2} == set(TWICE), "what is no more in two files"
+    assert {name for name, files in doubled.items() if len(files) == 2} == set(TWICE), "in two files each"

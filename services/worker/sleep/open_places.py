@@ -11,7 +11,7 @@ from services.worker.kv.kv_cache import LayerCache
 from services.worker.models.loading.weights import Weights
 from services.worker.sleep import moved_tensors
 from services.worker.sleep.cuda_region import CudaRegion, VirtualMemory
-from services.worker.sleep.regions import PagedRegion
+from services.worker.sleep.regions import CpuRegion
 from services.worker.sleep.sleeper import CudaWeights, HostWeights, SleepingPlaces
 from shared.errors import FailedPrecondition, InvalidArgument
 
@@ -55,7 +55,7 @@ class SleepMemory:
         if self._kv is not None and self._weights is not None:
             return SleepingPlaces(_Zeroed(self._kv, self._device), CudaWeights(self._weights, self._device))
         parts = [part for cache in caches for part in cache.parts]
-        return SleepingPlaces(PagedRegion(parts), HostWeights(weights.tensors, weights.check_possible))
+        return SleepingPlaces(CpuRegion(parts), HostWeights(weights.tensors, weights.check_possible))
 
     def let_go(self) -> None:
         """Of what torch keeps for later."""

@@ -29,7 +29,7 @@ class SleepRegion(Protocol):
         """Zeros. Raises ResourceExhausted if others have it; then it is not taken."""
 
 
-class PagedRegion:
+class CpuRegion:
     """What tensors on the CPU lie in, to whole pages."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.worker.sleep.cuda_region import CudaRegion
-from services.worker.sleep.regions import PagedRegion, SleepRegion
+from services.worker.sleep.regions import CpuRegion, SleepRegion
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
 
@@ -44,14 +44,14 @@ class HostWeights:
     def __init__(self, tensors: Callable[[], list[Tensor]], check: Callable[[], None]) -> None:
         """`check` raises FailedPrecondition where weights cannot be read again."""
         self._tensors, self._check = tensors, check
-        self._lost: PagedRegion | None = None
+        self._lost: CpuRegion | None = None
 
     def offload(self) -> None:
         """They are where they are to be."""
 
     def discard(self) -> None:
         self._check()
-        region = PagedRegion(self._tensors())
+        region = CpuRegion(self._tensors())
         region.give_back()
         self._lost = region
 

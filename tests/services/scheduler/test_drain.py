@@ -77,6 +77,7 @@ async def test_the_steps_of_a_worker_that_is_lost_are_not_waited_for(leaving: Le
     await until(lambda: not leaving.desk.cluster.replicas)
     leaving.desk.cluster.cancel(OWNER, [1], Reason.CANCELLED)
     await until(leaving.task.done)
+    assert leaving.desk.cluster.idle
 
 
 async def test_when_the_others_are_gone_what_runs_ends_here(leaving: Leaving) -> None:

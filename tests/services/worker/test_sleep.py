@@ -15,7 +15,7 @@ import torch
 from services.worker.models.loading.weights import Weights
 from services.worker.sleep import moved_tensors
 from services.worker.sleep.cuda_region import OUT_OF_MEMORY, CudaRegion, VirtualMemory
-from services.worker.sleep.regions import PagedRegion
+from services.worker.sleep.regions import CpuRegion
 from services.worker.step.plan_violation import PlanViolation
 from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from shared.pb.common.v1 import model_pb2
@@ -134,7 +134,7 @@ def resident_bytes() -> int:
 def test_pages_of_the_host_go_to_others() -> None:
     tensors = [torch.ones(16 * MIB) for _ in range(4)]
     addresses = [tensor.data_ptr() for tensor in tensors]
-    region = PagedRegion([*tensors, tensors[0][5:]])
+    region = CpuRegion([*tensors, tensors[0][5:]])
     assert 256 * MIB - 8 * mmap.PAGESIZE <= region.num_bytes <= 256 * MIB
     before = resident_bytes()
     region.give_back()
@@ -145,7 +145,7 @@ def test_pages_of_the_host_go_to_others() -> None:
 
 
 def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    region = PagedRegion([torch.ones(MIB)])
+    region = CpuRegion([torch.ones(MIB)])
     monkeypatch.setattr("services.worker.sleep.regions.free_host_bytes", lambda: MIB)
     with pytest.raises(ResourceExhausted, match=r"0\.00 GiB free"):
         region.take()

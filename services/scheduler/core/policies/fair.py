@@ -50,9 +50,8 @@ class Fair:
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._weights = options.tenant_weights
         self._tenants: dict[str, TenantAccount] = {}
-        self._without_queue: OrderedDict[str, TenantAccount] = (
-            OrderedDict()
-        )  # whose last sequence was taken first comes first
+        # Whose last sequence was taken first comes first.
+        self._without_queue: OrderedDict[str, TenantAccount] = OrderedDict()
         self._by_index: dict[int, TenantAccount] = {}
         self._heap: list[Rank] = []
         self._num_waits = 0
