@@ -22,7 +22,7 @@ from shared.logs import logger
 log = logger("gguf")
 
 SUFFIX = ".gguf"
-LAYOUT = 1  # of what is written here; another one has folders of its own
+LAYOUT = 2  # of what is written here; another one has folders of its own
 PARTS = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 MAX_PARTS = 512
 SPLIT_COUNT = "split.count"

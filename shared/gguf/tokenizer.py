@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.gguf import byte_pairs, sentence_pieces
+from shared.gguf.end_tokens import end_token_ids
 from shared.gguf.header import Header, Values
 from shared.gguf.kinds import TokenKind
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE, NAMED_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 SPECIALS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
 DEFAULT_TEMPLATE = "default"
 
 
@@ -66,7 +66,7 @@ def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
 
 def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
     """Tokens that are found in a text before it is cut into words."""
-    special = {TokenKind.CONTROL, TokenKind.UNKNOWN}
+    special, ends = {TokenKind.CONTROL, TokenKind.UNKNOWN}, frozenset(end_token_ids(words))
     return [
         {
             "id": number,
@@ -75,10 +75,10 @@ def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind in special,
+            "special": kind in special or number in ends,
         }
         for number, (text, kind) in enumerate(zip(words.tokens, words.kinds, strict=True))
-        if text and (kind in special or kind == TokenKind.USER_DEFINED)
+        if text and (kind in special or kind == TokenKind.USER_DEFINED or number in ends)
     ]
 
 
@@ -133,5 +133,5 @@ def tokenizer_config(words: GgufVocabulary) -> dict[str, Any]:
 
 def generation_config(words: GgufVocabulary) -> dict[str, Any]:
     """All tokens that end an answer."""
-    ends = [token[0] for token in map(words.token, ENDS) if token]
-    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+    ends = end_token_ids(words)
+    return {"eos_token_id": ends} if ends else {}

@@ -92,7 +92,7 @@ def test_texts_are_cut_into_words_by_the_name_of_the_way(write: Write, pre: str)
 
 
 def byte_pairs(**changes: Any) -> dict[str, Any]:
-    texts = ["<s>", "<|end|>", "<|turn|>", *"abc\u0120", "ab", "\u0120ab", "<think>"]
+    texts = ["<s>", "<|stop|>", "<|turn|>", *"abc\u0120", "ab", "\u0120ab", "<think>"]
     return {
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.tokens": texts,
@@ -110,7 +110,7 @@ def test_pairs_are_merged_in_their_order(write: Write) -> None:
     assert tokenizer.decode(tokenizer.encode("ab abc").ids) == "ab abc"
     assert tokenizer.encode("ab<think>").tokens == ["<s>", "ab", "<think>"]
     added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
-    assert added == {"<s>": True, "<|end|>": True, "<|turn|>": True, "<think>": False}
+    assert added == {"<s>": True, "<|stop|>": True, "<|turn|>": True, "<think>": False}
 
 
 def test_ends_and_templates_come_from_the_file(write: Write) -> None:
@@ -118,7 +118,7 @@ def test_ends_and_templates_come_from_the_file(write: Write) -> None:
     told = {"tokenizer.ggml.eot_token_id": 2, "tokenizer.chat_template": template}
     folder = as_folder(write(byte_pairs(**told)))
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<s>", "<|end|>", template)
+    assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<s>", "<|stop|>", template)
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
     named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "with tools"}
     folder = as_folder(write(byte_pairs(**told, **named)))
@@ -126,6 +126,40 @@ def test_ends_and_templates_come_from_the_file(write: Write) -> None:
         {"name": "default", "template": template},
         {"name": "tool_use", "template": "with tools"},
     ]
+
+
+def ends(write: Write, *texts: str, kind: int = 3) -> set[str]:
+    """Of a file whose eos is no end of a turn, and which names no other end."""
+    words = byte_pairs()
+    named = [*words["tokenizer.ggml.tokens"], *texts]
+    words |= {"tokenizer.ggml.tokens": named}
+    words["tokenizer.ggml.token_type"] = [*words["tokenizer.ggml.token_type"], *[kind] * len(texts)]
+    folder = as_folder(write(words))
+    found = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert all(opened(folder).get_added_tokens_decoder()[number].special for number in found)
+    return {named[number] for number in found}
+
+
+@pytest.mark.parametrize(
+    ("texts", "more"),
+    [
+        (("<|im_end|>",), {"<|im_end|>"}),  # ollama#3759, vllm#4180: runs on into the next turn
+        (("<|eot_id|>", "<|eom_id|>"), {"<|eot_id|>", "<|eom_id|>"}),  # llama.cpp PR 6745
+        (("<end_of_turn>", "<start_of_turn>"), {"<end_of_turn>"}),  # mlx-engine PR 142
+        (("<|endoftext|>", "<|im_start|>"), {"<|endoftext|>"}),
+        (("<|end|>",), {"<|end|>"}),
+        (("<|end|>", "<|return|>", "<|call|>"), {"<|return|>", "<|call|>"}),  # there it ends a message, no answer
+        (("</s>", "[INST]"), {"</s>"}),
+    ],
+)
+def test_ends_of_turns_are_known_by_their_text(write: Write, texts: tuple[str, ...], more: set[str]) -> None:
+    assert ends(write, *texts) == {"<|stop|>", *more}
+
+
+def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) -> None:
+    """Some converters mark them as plain or as added ones."""
+    assert ends(write, "<|im_end|>", kind=4) == ends(write, "<|im_end|>", kind=1) == {"<|stop|>", "<|im_end|>"}
+    assert ends(write, "</s>", kind=1) == {"<|stop|>"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,40 @@
+"""Tokens that end an answer: those that a GGUF file names, and those that are known by their text.
+
+Many files name the end of a text only, while chat templates close a turn with another token; llama.cpp therefore goes
+by the texts of the published vocabularies, and so do the files' authors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.gguf.kinds import TokenKind
+
+if TYPE_CHECKING:
+    from shared.gguf.tokenizer import GgufVocabulary
+
+NAMED = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
+TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "[e~["),
+        *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>"),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>"),
+    )
+)
+CONTROL_TEXTS = frozenset(("</s>", "<eos>"))  # ends as control tokens only: some vocabularies have them as plain text
+MESSAGE_END = "<|end|>"  # of one message among several where a token of each of these pairs ends the answer
+ANSWER_ENDS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"), ("<|call|>", "<|flush|>"))
+
+
+def end_token_ids(words: GgufVocabulary) -> list[int]:
+    """Returns the named ones first, then those known by their text, ascending; without repetition."""
+    named = [token[0] for token in map(words.token, NAMED) if token]
+    known = [number for number, text in enumerate(words.tokens) if _ends(text, words.kinds[number])]
+    texts = {words.tokens[number] for number in known}
+    if any(texts.issuperset(pair) for pair in ANSWER_ENDS):
+        known = [number for number in known if words.tokens[number] != MESSAGE_END]
+    return list(dict.fromkeys([*named, *known]))
+
+
+def _ends(text: str, kind: int) -> bool:
+    return text in TEXTS or (text in CONTROL_TEXTS and kind == TokenKind.CONTROL)
