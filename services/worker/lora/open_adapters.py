@@ -14,11 +14,15 @@ from services.worker.lora import peft_folder
 from services.worker.lora.adapters import NumberedAdapters
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.linear_adapters import AdapterRoom
+from services.worker.lora.peft_folder import DamagedAdapter, PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.reader import AdapterReader
 from shared.errors import InvalidArgument
+from shared.logs import logger
 from shared.models import model_identity
 from shared.settings import WorkerSettings
+
+log = logger("worker.lora")
 
 
 def open_adapters(
@@ -48,10 +52,9 @@ def open_adapters(
     if reason:
         raise InvalidArgument(f"lora: {reason}", field="lora")
     most_bytes = peft_folder.most_bytes(Path(settings.model))
-    folders = [
-        peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes)
-        for name, folder in sorted(settings.lora.items())
-    ]
+    folders = _readable(settings, most_bytes)
+    if not folders and not settings.lora_folders:
+        return None
     for folder in folders if settings.tensor_parallel_size > 1 else ():
         if any(pair.magnitude is not None for pair in folder.modules.values()):
             text = (
@@ -63,6 +66,18 @@ def open_adapters(
     return NumberedAdapters(
         folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room, whole=whole
     )
+
+
+def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
+    """Reads the adapters of `lora` by ascending names. One whose file is damaged is left out, so that the model and
+    the other adapters stay; any other fault is one of the settings and raises InvalidArgument."""
+    folders = []
+    for name, folder in sorted(settings.lora.items()):
+        try:
+            folders.append(peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes))
+        except DamagedAdapter as error:
+            log.warning("an adapter is left out: its file is damaged", adapter=name, error=error.message)
+    return folders
 
 
 def adapter_reader(settings: WorkerSettings) -> AdapterReader:

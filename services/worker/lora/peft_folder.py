@@ -25,6 +25,7 @@ from torch import Tensor
 from services.worker.lora import peft_scales
 from services.worker.lora.base_copies import BaseCopy
 from services.worker.lora.peft_scales import Scales, refusal
+from shared.errors import InvalidArgument
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -50,6 +51,15 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "trainable_token_indices": (None,),
     "use_qalora": (False, None),
 }
+
+# Initialisations that leave the model's own weights as they are. The others (pissa, olora, loftq, corda, lora_ga) train
+# the pair beside changed weights: on the unchanged ones it computes something else.
+INIT = "init_lora_weights"
+KEEP_BASE: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+class DamagedAdapter(InvalidArgument):
+    """Raised for a file that is no whole safetensors file: cut short, or overwritten since it was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,10 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     for key, allowed in NEUTRAL.items():
         if config.get(key) not in allowed:
             raise refusal(name, f"{key} is {config[key]!r}, only {allowed[0]!r} can be served")
+    if config.get(INIT) not in KEEP_BASE:
+        text = "it was trained beside changed weights of the model; save_pretrained of PEFT with"
+        end = "path_initial_model_for_weight_conversion makes an adapter for the unchanged ones"
+        raise refusal(name, f"{INIT} is {repr(config[INIT])[:80]}: {text} {end}")
     return config
 
 
@@ -184,7 +198,7 @@ class _Tensors:
             # Mapped, a file that is cut short meanwhile would end the process.
             self._left: dict[str, Tensor] = load(path.read_bytes())
         except (OSError, SafetensorError) as error:
-            raise refusal(name, f"cannot read {path}: {error}") from None
+            raise DamagedAdapter(f"lora: {name}: cannot read {path}: {error}", field="lora") from None
 
     def take_stacks(self, version: str) -> list[ExpertStack]:
         """`version`: of the PEFT that wrote them."""

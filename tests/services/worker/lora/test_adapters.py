@@ -191,6 +191,14 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ({"rank_pattern": {"o_proj": 2}}, "o_proj has shapes [4, 96] and [48, 4], r is 2"),
         ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': names of modules can be served"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1], an object of at most 100,000 names is needed"),
+        # PEFT's guide on checkpoint conversion: these change the model's own weights (peft#1961, vllm#9118).
+        ({"init_lora_weights": "pissa"}, "lora: a: init_lora_weights is 'pissa': it was trained beside changed weights"),
+        ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion makes an adapter"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights is 'corda'"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights is 'lora_ga'"),
+        ({"init_lora_weights": ["pissa"]}, "init_lora_weights is ['pissa']"),
         ({"bias": "all"}, "lora: a: bias is 'all', only 'none' can be served"),
     ],
 )
@@ -204,6 +212,37 @@ def test_what_cannot_be_served_is_refused_by_field(
     with pytest.raises(InvalidArgument) as refused:
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
     assert text in refused.value.message
+
+
+@pytest.mark.parametrize("init", [True, False, None, "gaussian", "orthogonal", "eva"])
+def test_initialisations_that_keep_the_models_weights_are_served(
+    checkpoint: Make, tmp_path: Path, init: object
+) -> None:
+    """EVA chooses A and ranks by activations and begins with B of zeros: the model's weights are unchanged."""
+    folder = peft_folders.save(checkpoint("qwen3-tied"), tmp_path / "a", seed=7).folder
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": init}))
+    assert peft_folder.read("a", folder).modules
+
+
+@pytest.mark.parametrize("left", [0, 7, 100, -1])
+def test_a_damaged_file_takes_no_other_adapter_away(
+    checkpoint: Make, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`left`: bytes of it that are still there."""
+    made = checkpoint("qwen3-tied")
+    whole = peft_folders.save(made, tmp_path / "whole", seed=6)
+    cut = peft_folders.save(made, tmp_path / "cut", seed=7).folder
+    file = cut / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    rig = Rig(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
+    assert [held.id.name for held in rig.replica.adapters.held()] == ["whole"]
+    assert "an adapter is left out" in caplog.text
+    rig.step([New(0, prompt(8), adapter="whole"), New(1, prompt(8)), New(2, prompt(8), adapter="cut")], {0: 8, 1: 8})
+    assert error(rig, whole, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
+    alone = Rig(made.folder, lora={"cut": str(cut)})
+    assert alone.replica.adapters is None
 
 
 def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:
