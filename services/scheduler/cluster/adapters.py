@@ -51,7 +51,7 @@ class Known:
 
 
 class Adapters:
-    """One event loop's state. Workers that cannot load any have all that there are, from their start."""
+    """One event loop's state. Workers that cannot load any have theirs from their start."""
 
     def __init__(
         self,
@@ -98,7 +98,16 @@ class Adapters:
                 continue
             self._offer(adapter, path)
             offered = self.offered
+        if not replica.adapters.loads:
+            self._withdraw_lost()
         self._complete()
+
+    def _withdraw_lost(self) -> None:
+        """Where workers load none while they run: what no worker has any more is not offered."""
+        held = {adapter for replica in self._replicas.values() for adapter in replica.adapters.held}
+        for adapter in self._known.keys() - held:
+            del self._known[adapter]
+            log.warning("no worker has an adapter any more: it is not offered", adapter=adapter.name)
 
     def _complete(self) -> None:
         """Has workers load what they lack, as long as they have room."""
@@ -113,7 +122,7 @@ class Adapters:
         """A sequence waits for it, and no worker has it: the one with the least to do is to load it, in place of what
         nobody there uses. If all is in use, what was used longest ago is for nobody else; to be asked again."""
         known = self._known.get(adapter)
-        if known is None or adapter in self._fetched:
+        if known is None or adapter in self._fetched or not any(r.adapters.loads for r in self._replicas.values()):
             return
         self._fetched.add(adapter)
         if any(replica.adapters.is_loading(adapter.name) for replica in self._replicas.values()):

@@ -144,6 +144,42 @@ async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
         await worker(bench, 1)
 
 
+async def test_a_worker_that_comes_back_without_one_of_its_adapters_is_taken(start: Start) -> None:
+    """Its file is damaged meanwhile: the model and the other adapters stay, and the lost one is not offered."""
+    bench = await start()
+    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    first = await bench.worker(hello=both)
+    frontend = await bench.frontend()
+    await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
+    first.task.cancel()
+    await until(lambda: frontend.view.num_workers == 0)
+    await begin(frontend, 0, "b", OTHER)
+    await bench.worker(hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await until(lambda: offered(frontend) == {"a": ONE})
+    await begin(frontend, 1)
+    await frontend.ended(0, 1)
+    assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
+    assert not frontend.finished[1].HasField("error")
+    with pytest.raises(grpc.aio.AioRpcError, match="a has another content"):
+        await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=OTHER))
+
+
+async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: Start) -> None:
+    """Of two workers that load none, one has left a damaged one out."""
+    bench = await start()
+    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    whole = await bench.worker(id="w0", hello=both)
+    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    frontend = await bench.frontend()
+    await until(lambda: frontend.view.num_workers == 2)
+    assert offered(frontend) == {"a": ONE, "b": OTHER}
+    for stream in range(4):
+        await begin(frontend, stream, "b", OTHER)
+    await frontend.ended(0, 1, 2, 3)
+    assert not any(end.HasField("error") for end in frontend.finished.values())
+    assert whole.ordered == []
+
+
 async def test_without_workers_there_is_nobody_to_load_it(start: Start) -> None:
     bench = await start()
     with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
