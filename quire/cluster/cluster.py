@@ -197,7 +197,7 @@ class Cluster:
                     raise GivenUp
                 for other in self.processes:
                     if other.exit_status is not None:
-                        raise Unavailable(f"{other.spec.id} ended with status {other.exit_status} before it was ready")
+                        raise _not_ready(other)
                 if time.monotonic() > deadline:
                     raise Unavailable(f"{process.spec.id} was not ready in time")
 
@@ -219,3 +219,9 @@ class Cluster:
                     process.watch(time.monotonic())
                 except OSError as error:  # no memory or no process to be had: the next round may find some
                     self._report(f"{process.spec.id} cannot be started: {error}")
+
+
+def _not_ready(process: ServiceProcess) -> Unavailable:
+    """Names the process and what it said last: an exception in a script has no log above it."""
+    reason = f": {process.reason}" if process.reason else ""
+    return Unavailable(f"{process.spec.id} ended with status {process.exit_status} before it was ready{reason}")

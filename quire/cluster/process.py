@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,12 @@ from shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
+MOST_LAST_LINES = 3
+MOST_LINE_CHARACTERS = 1_000
+OWN_LINE = "quire: "  # begins the line of shared/process/lifecycle.py with which a service refuses to start
+SAID_WITHIN_S = 1.0  # after its end: others that it has left may hold its stderr open
+
+STDERR = 2
 OF_A_LINE = {"time", "level", "service", "logger", "message", "role"}
 
 Report = Callable[[str], None]
@@ -41,6 +48,8 @@ class ServiceProcess:
         self._hearing = threading.Lock()  # held by whoever says which process is the present one, or that it is ready
         self._pauses = Restarts()
         self._restart_at = 0.0
+        self._last_lines: deque[str] = deque(maxlen=MOST_LAST_LINES)  # of stderr
+        self._error_reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -54,6 +63,15 @@ class ServiceProcess:
     def exit_status(self) -> int | None:
         return self._process.poll() if self._process is not None else None
 
+    @property
+    def reason(self) -> str:
+        """Returns why the process ended, as far as it said so on stderr: the line with which a service refuses to
+        start, else its last lines (of a traceback, of a library's abort); empty if it said nothing."""
+        if self._error_reader is not None:
+            self._error_reader.join(SAID_WITHIN_S)
+        said = [line.removeprefix(OWN_LINE) for line in self._last_lines if line.startswith(OWN_LINE)]
+        return said[-1] if said else " | ".join(self._last_lines)
+
     def start(self) -> None:
         own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
         environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": python_path()}
@@ -61,7 +79,7 @@ class ServiceProcess:
             self.spec.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if isinstance(self.spec, RedisSpec) else subprocess.PIPE,  # that somebody reads
-            stderr=self._log,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",  # whatever a child prints must not end the thread that reads it
             env=environment,
@@ -70,6 +88,9 @@ class ServiceProcess:
         with self._hearing:
             self.ready.clear()  # before anybody sees the new one; a line of the one before counts no longer
             self._process = process
+        self._last_lines = lines = deque(maxlen=MOST_LAST_LINES)
+        self._error_reader = threading.Thread(target=self._pass_on, args=(process, lines), daemon=True)
+        self._error_reader.start()
         hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen
         threading.Thread(target=hear, args=(process,), daemon=True).start()
 
@@ -80,7 +101,8 @@ class ServiceProcess:
         if self._restart_at == 0.0:
             pause_s = self._pauses.pause_s(now, was_ready=self.ready.is_set())
             self._restart_at = now + pause_s
-            self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {pause_s:g} s")
+            reason = f": {self.reason}" if self.exit_status and self.reason else ""
+            self._report(f"{self.spec.id} ended with status {self.exit_status}{reason}; restarting in {pause_s:g} s")
         elif now >= self._restart_at:
             self._restart_at = 0.0
             self._close_pipe()
@@ -108,6 +130,8 @@ class ServiceProcess:
         if self.running:
             self._process.kill()
         self._process.wait()
+        if self._error_reader is not None:
+            self._error_reader.join(SAID_WITHIN_S)  # the last lines of its log
         self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -128,6 +152,16 @@ class ServiceProcess:
                         self.addresses = addresses
                         self.ready.set()
 
+    def _pass_on(self, process: subprocess.Popen[str], last: deque[str]) -> None:
+        """Reads stderr until its end, keeps the last lines, and writes all of it where the log goes."""
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                if line.strip():
+                    last.append(line.strip()[:MOST_LINE_CHARACTERS])
+                with contextlib.suppress(OSError, ValueError):  # no room, or closed by its owner
+                    _write(STDERR if self._log is None else self._log.fileno(), line)
+
     def _await_socket(self, process: subprocess.Popen[str]) -> None:
         """Redis announces nothing: it is ready when it can be reached."""
         assert isinstance(self.spec, RedisSpec)
@@ -138,6 +172,12 @@ class ServiceProcess:
                     self.ready.set()
                     return
             time.sleep(0.02)
+
+
+def _write(descriptor: int, line: str) -> None:
+    data = line.encode(errors="backslashreplace")
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def announced(line: str, role: str) -> dict[str, str]:

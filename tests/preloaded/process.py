@@ -38,7 +38,7 @@ class Zygotes:
         self._processes: list[subprocess.Popen[bytes]] = []
         atexit.register(self._end)
 
-    def start(self, args: Sequence[str], *, env: Mapping[str, str], stderr: IO[Any] | None, **options: Any) -> Any:
+    def start(self, args: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
         """As subprocess.Popen(...), which it is for all but services that have this environment, besides folders of
         PYTHONPATH with a module that Python imports by itself as it starts (sitecustomize)."""
         role = args[3] if list(args[1:3]) == ["-m", "quire"] else ""
@@ -46,14 +46,15 @@ class Zygotes:
         custom = [str(file) for file in (Path(folder, "sitecustomize.py") for folder in folders) if file.exists()]
         usual = [folder for folder in folders if not Path(folder, "sitecustomize.py").exists()]
         if self._environments.get(role) != lasting(env) | {"PYTHONPATH": os.pathsep.join(usual)}:
-            return subprocess.Popen(args, env=env, stderr=stderr, **options)
-        (stdin, to_it), (from_it, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
-        errors = 2 if stderr is None else stderr.fileno()
+            return subprocess.Popen(args, env=env, **options)
+        (stdin, to_it), (from_it, stdout), (errors_of_it, stderr) = os.pipe(), os.pipe(), os.pipe()
+        told, tell = os.pipe()
         asked = {"command": args, "environment": dict(env), "folder": os.getcwd(), "custom": custom}
-        pid = self._fork(role, asked, [stdin, stdout, errors, tell])
-        for theirs in (stdin, stdout, tell):
+        pid = self._fork(role, asked, [stdin, stdout, stderr, tell])
+        for theirs in (stdin, stdout, stderr, tell):
             os.close(theirs)
-        return Forked(args, pid, told, os.fdopen(to_it, "w"), os.fdopen(from_it, errors=options["errors"]))
+        output, error = (os.fdopen(end, errors=options["errors"]) for end in (from_it, errors_of_it))
+        return Forked(args, pid, told, os.fdopen(to_it, "w"), output, error)
 
     def _fork(self, role: str, asked: dict[str, Any], files: list[int]) -> int:
         """Its process id."""
@@ -93,8 +94,10 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
 class Forked:
     """As much of a subprocess.Popen as quire.cluster needs."""
 
-    def __init__(self, args: Sequence[str], pid: int, status: int, stdin: IO[str], stdout: IO[str]) -> None:
-        self.args, self.pid, self.stdin, self.stdout = args, pid, stdin, stdout
+    def __init__(
+        self, args: Sequence[str], pid: int, status: int, stdin: IO[str], stdout: IO[str], stderr: IO[str]
+    ) -> None:
+        self.args, self.pid, self.stdin, self.stdout, self.stderr = args, pid, stdin, stdout, stderr
         self.returncode: int | None = None
         self._status, self._lock = status, threading.Lock()
 

@@ -192,7 +192,10 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': names of modules can be served"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1], an object of at most 100,000 names is needed"),
         # PEFT's guide on checkpoint conversion: these change the model's own weights (peft#1961, vllm#9118).
-        ({"init_lora_weights": "pissa"}, "lora: a: init_lora_weights is 'pissa': it was trained beside changed weights"),
+        (
+            {"init_lora_weights": "pissa"},
+            "lora: a: init_lora_weights is 'pissa': it was trained beside changed weights",
+        ),
         ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion makes an adapter"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
