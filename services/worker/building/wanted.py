@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from services.worker import limits
@@ -11,6 +12,8 @@ from services.worker.kv.layout import KVLayout
 from services.worker.limits import WorkerLimits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.loading.loader import Loader
+from services.worker.models.loading.output_heads import settle_head
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.ranks import staged
 from services.worker.ranks.seat import Seat
@@ -35,6 +38,8 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
     """`values`: config.json. Raises QuireError with what this model or this build of it does not have."""
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
+    if Loader(settings.load_format, settings.seed).reads_files:
+        config = settle_head(config, Path(settings.model))
     drafting = read_drafting(settings, config)
     block_size = block_size_for(settings, config, has_trees=tree_of(drafting) is not None)
     asked = limits.from_settings(settings, config.max_positions, block_size)

@@ -69,7 +69,7 @@ class Loader:
 
     def names(self, folder: Path) -> frozenset[str]:
         """Of the tensors that the folder holds; none where weights are made up."""
-        return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in _tensors(folder))
+        return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in named_tensors(folder))
 
     def load(self, model: LoadableModel, folder: Path, is_elsewhere: Callable[[str], bool] = lambda _: False) -> None:
         """`is_elsewhere`: of the tensors that others have, and this model does not."""
@@ -89,7 +89,7 @@ def load_checkpoint(
 ) -> None:
     first = next((memory_of(destination) for _, destination in model.destinations()), None)
     num_threads = 0 if first is None else threads_for(first.device)
-    _load(model, _tensors(folder), str(folder), is_elsewhere, num_threads=num_threads, progress=progress)
+    _load(model, named_tensors(folder), str(folder), is_elsewhere, num_threads=num_threads, progress=progress)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -281,7 +281,8 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
         )
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
+def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
+    """Yields the tensors of a folder's files by the names that these have. Raises InvalidArgument."""
     for path in files(folder):
         try:
             if path.suffix in (".bin", ".pt"):

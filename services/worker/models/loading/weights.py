@@ -20,6 +20,7 @@ from torch import Tensor
 from services.worker.layers.placement import LayerPlacement, LoadsItself
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
+from services.worker.models.loading.output_heads import settle_head
 from services.worker.models.registry import find_model, read_model_config
 from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from shared.models.model_identity import read_config
@@ -172,7 +173,7 @@ class Weights:
         if family is not type(self._model):
             named = f"{family.__name__}, not {type(self._model).__name__}"
             raise InvalidArgument(f"model: the weights in {folder} are those of {named}", field="model")
-        found = read_model_config(values)
+        found = settle_head(read_model_config(values), folder)
         wrong = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
         wrong = [name for name in wrong if getattr(found, name) != getattr(config, name)]
         if wrong:

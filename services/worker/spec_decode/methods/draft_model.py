@@ -14,6 +14,7 @@ from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
 from services.worker.models import taped
 from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.loading.output_heads import settle_head
 from services.worker.models.registry import find_model
 from services.worker.models.taped import TapedModel
 from services.worker.runner.model_runner import Model
@@ -44,6 +45,8 @@ class DraftModel:
         values = read_config(folder)
         family = find_model(values)
         config = family.read(ConfigFile(values))
+        if target.loader.reads_files:
+            config = settle_head(config, folder)
         if config.vocab_size != target.model.config.vocab_size:
             raise InvalidArgument(
                 f"speculative_config.model: {folder} has a vocabulary of {config.vocab_size} tokens, the model one of "

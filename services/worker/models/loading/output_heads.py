@@ -1,0 +1,59 @@
+"""Decides whether a checkpoint's output head is its embedding, as transformers decides it: by the tensors.
+
+A config.json that says tie_word_embeddings may lie beside an lm_head.weight with other values, for instance where a
+wrapper's default hides its text model's value. transformers then does not tie; neither must a worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.loading.loader import TensorSource, named_tensors
+from services.worker.models.of_transformers.transformers_config import TransformersConfig
+from shared.errors import InvalidArgument
+from shared.logs import logger
+
+log = logger("worker.build")
+
+HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+MOST_ROWS = 8192  # that are compared at a time
+TIE = "tie_word_embeddings"
+
+
+def settle_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
+    """Returns `config`, untied if the folder's files hold an output head of their own with other values."""
+    if not config.tie_word_embeddings or config.num_classes:
+        return config
+    head, embedding = _both(folder)
+    if head is None or embedding is None or _are_equal(head, embedding):
+        return config
+    log.warning("the output head is not tied: lm_head.weight differs from the embedding", model=str(folder))
+    untied = replace(config, tie_word_embeddings=False)
+    return replace(untied, values={**config.values, TIE: False}) if isinstance(untied, TransformersConfig) else untied
+
+
+def _both(folder: Path) -> tuple[TensorSource | None, TensorSource | None]:
+    head = embedding = None
+    try:
+        for name, source in named_tensors(folder):
+            if name.endswith(HEAD):
+                head = source
+            elif name.endswith(EMBEDDING):
+                embedding = source
+    except InvalidArgument:  # the loader names what is wrong with the files, after the device is known
+        return None, None
+    return head, embedding
+
+
+def _are_equal(one: TensorSource, other: TensorSource) -> bool:
+    if list(one.shape) != list(other.shape):
+        return False
+    for first in range(0, one.shape[0], MOST_ROWS):
+        rows = (slice(first, first + MOST_ROWS), slice(None))
+        if not torch.equal(one.parts[rows], other.parts[rows]):
+            return False
+    return True
