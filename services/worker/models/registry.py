@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.class_defaults import with_defaults
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.encoders.encoder import EncoderModel
@@ -110,8 +111,9 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
 
 def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
     """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
-    config = find_model(values, implementation).read(ConfigFile(values))
     names = ConfigFile(values).get("architectures", [])
+    model = find_model(values, implementation)
+    config = model.read(ConfigFile(with_defaults(values, model.__name__)))
     if not any(name.endswith(CLASSIFIES) for name in names):
         return config
     if (config.logit_scale, config.embedding_scale) != (1, 1):

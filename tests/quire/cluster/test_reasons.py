@@ -43,7 +43,7 @@ def test_a_tensor_that_is_missing_is_named_by_the_exception(folder: Path) -> Non
 
 def test_a_shard_that_is_missing_is_named_by_the_exception(folder: Path) -> None:
     (file,) = folder.glob("*.safetensors")
-    named = {"weight_map": {name: "model-00002-of-00002.safetensors" for name in load_file(file)}}
+    named = {"weight_map": dict.fromkeys(load_file(file), "model-00002-of-00002.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(named))
     reason = reason_of(folder)
     assert "worker-0 ended with status 2 before it was ready: " in reason

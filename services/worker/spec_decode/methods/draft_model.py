@@ -13,9 +13,8 @@ from services.worker.attention.spec import attention_spec
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
 from services.worker.models import taped
-from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.loading.output_heads import settle_head
-from services.worker.models.registry import find_model
+from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.runner.model_runner import Model
 from services.worker.runner.output import RunnerOutput
@@ -44,7 +43,7 @@ class DraftModel:
         folder = Path(settings.model).expanduser()
         values = read_config(folder)
         family = find_model(values)
-        config = family.read(ConfigFile(values))
+        config = read_model_config(values)
         if target.loader.reads_files:
             config = settle_head(config, folder)
         if config.vocab_size != target.model.config.vocab_size:
