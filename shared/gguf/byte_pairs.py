@@ -20,7 +20,7 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 class Cut:
     """How a text becomes words."""
 
-    regex: str = ""  # empty: GPT-2's own
+    regexes: tuple[str, ...] = ()  # each cuts what those before left whole; none: GPT-2's own
     digits: bool = False  # each is a word
     whole_words: bool = False  # a word that is a token is not merged to it
     adds_bos: bool = False
@@ -28,9 +28,20 @@ class Cut:
 
 
 GPT2 = Cut()
-LLAMA3 = Cut(rf"{CONTRACTIONS}|{WORD}|\p{{N}}{{1,3}}|{REST}", whole_words=True, adds_bos=True)
-QWEN2 = Cut(rf"{CONTRACTIONS}|{WORD}|\p{{N}}|{REST}", composed=True)
+LLAMA3 = Cut((rf"{CONTRACTIONS}|{WORD}|\p{{N}}{{1,3}}|{REST}",), whole_words=True, adds_bos=True)
+QWEN2 = Cut((rf"{CONTRACTIONS}|{WORD}|\p{{N}}|{REST}",), composed=True)
 DIGITS = Cut(digits=True)
+MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+MARKED_REST = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = Cut((rf"{CONTRACTIONS}|{MARKED_WORD}|\p{{N}}|{MARKED_REST}",))
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+FALCON = Cut((r"[\p{P}$+<=>^~|`]+", GPT2_WORDS, "[0-9]{3}"))
+LINES, IDEOGRAPHS = r"[\r\n]", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+UNCASED = r"(?![\x{10D0}-\x{10FF}\x{1D400}-\x{1D7CB}])"  # Georgian and mathematical letters, as that list has them
+CASED = rf"(?:{UNCASED}[\p{{Lu}}\p{{Ll}}\p{{Lt}}])"  # letters of scripts with two cases
+MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]"
+DEEPSEEK_CODER = Cut((LINES, r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS), digits=True, adds_bos=True)
+DEEPSEEK_LLM = Cut((LINES, rf"\s?{CASED}+", rf"\s?{MARKS}+", r"\s+$", IDEOGRAPHS), digits=True, adds_bos=True)
 CUTS = {
     "gpt-2": GPT2,
     "llama-bpe": LLAMA3,
@@ -41,6 +52,12 @@ CUTS = {
     "smollm": DIGITS,
     "starcoder": DIGITS,
     "refact": DIGITS,
+    "command-r": Cut(digits=True, composed=True, adds_bos=True),
+    "deepseek-coder": DEEPSEEK_CODER,
+    "deepseek-llm": DEEPSEEK_LLM,
+    "falcon": FALCON,
+    "mpt": Cut(composed=True),
+    "qwen35": QWEN35,
 }
 
 
@@ -73,13 +90,14 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
 
 
 def _cutters(cut: Cut) -> list[dict[str, Any]]:
-    if cut.regex:
-        return [{"type": "Split", "pattern": {"Regex": cut.regex}, "behavior": "Isolated", "invert": False}]
-    return [{"type": "Digits", "individual_digits": True}] if cut.digits else []
+    splits = [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in cut.regexes
+    ]
+    return [*splits, {"type": "Digits", "individual_digits": True}] if cut.digits else splits
 
 
 def _regex(cut: Cut) -> dict[str, bool]:
-    return {"use_regex": not cut.regex}
+    return {"use_regex": not cut.regexes}
 
 
 def _merges(words: GgufVocabulary) -> list[list[str]]:

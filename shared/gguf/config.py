@@ -39,7 +39,21 @@ READ = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
 }
-DEFAULTS: dict[str, Any] = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # keys that are not read, and their values that change nothing
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.causal": (True,),
+    "rope.scaling.attn_factor": (1.0,),
+    "attention.scale": (0.0,),  # llama.cpp's sign for 1 / sqrt(head_dim)
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "use_parallel_residual": (False,),
+    # The order of rows in which every converter has written these files.
+    "tensor_data_layout": ("Meta AI original pth", "reference"),
+    "pooling_type": (0, 3),  # none or the last token, which is what embeddings of a decoder are here
+}
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -166,7 +180,7 @@ class _Config:
     def _refuse_unknown_keys(self) -> None:
         for key, value in self._header.metadata.items():
             prefix, _, name = key.partition(".")
-            if prefix == self._name and name not in READ and DEFAULTS.get(name) != value:
+            if prefix == self._name and name not in READ and value not in NEUTRAL.get(name, ()):
                 raise self._header.refusal(f"{key} is {repr(value)[:80]}: what it changes is not done here")
 
     def _integer(self, name: str, default: int | None = None) -> int:

@@ -78,6 +78,36 @@ def test_a_key_that_is_missing_is_named(write: Write, key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pooling_type", 3),  # the official Qwen3-Embedding files: the last token
+        ("tensor_data_layout", "Meta AI original pth"),  # files of 2023
+        ("rope.scaling.attn_factor", 1.0),
+        ("attention.clamp_kqv", 0.0),
+        ("expert_count", 0),
+    ],
+)
+def test_a_value_that_changes_nothing_is_taken(write: Write, key: str, value: Any) -> None:
+    assert config(write, {f"llama.{key}": value}) == config(write)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pooling_type", 1),  # the mean
+        ("pooling_type", 2),
+        ("tensor_data_layout", "other"),
+        ("rope.scaling.attn_factor", 0.5),
+        ("attention.clamp_kqv", 8.0),
+        ("expert_count", 8),
+    ],
+)
+def test_one_that_changes_what_is_computed_is_refused(write: Write, key: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"llama.{key} is .*: what it changes is not done here"):
+        config(write, {f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"general.architecture": "mamba"}, r"general\.architecture is 'mamba'; there are llama, qwen2, qwen3"),

@@ -84,11 +84,43 @@ CUTS = {
 }
 
 
+CUTS |= {
+    "command-r": CUTS["smollm"],
+    "mpt": CUTS["gpt-2"],
+    "qwen35": CUTS["qwen2"],
+    "falcon": [
+        *("I", "'", "ll", " pay", "  ", "$", "123", "4", " at", " 10", ":", "30", ","),
+        *("\n", "\n", "OK", "?"),
+    ],
+    "deepseek-coder": [
+        *("I", "'", "ll", " pay", "  $", *"1234", " at", " ", *"10", ":", *"30", ",", "\n", "\n", "OK", "?"),
+    ],
+    "deepseek-llm": [
+        *("I", "'", "ll", " pay", " ", " $", *"1234", " at", " ", *"10", ":", *"30", ",", "\n", "\n", "OK", "?"),
+    ],
+}
+
+
 @pytest.mark.parametrize("pre", CUTS)
 def test_texts_are_cut_into_words_by_the_name_of_the_way(write: Write, pre: str) -> None:
     tokenizer = opened(as_folder(write({"tokenizer.ggml.pre": pre})))
     found = [LINE[begin:end] for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(LINE)]
     assert found == CUTS[pre]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "cut"),
+    [
+        ("deepseek-llm", "a𝐀b", ["a", "𝐀", "b"]),  # mathematical letters are none of its words
+        ("deepseek-llm", "Üï Ωμέ Жук", ["Üï", " Ωμέ", " Жук"]),
+        ("deepseek-coder", "x 中文1,2", ["x", " ", "中文", "1", ",", "2"]),
+        ("qwen35", "नमस्ते", ["नमस्ते"]),  # marks belong to their letters
+        ("falcon", "1234567", ["123", "456", "7"]),
+    ],
+)
+def test_each_way_has_words_of_its_own(write: Write, pre: str, text: str, cut: list[str]) -> None:
+    tokenizer = opened(as_folder(write({"tokenizer.ggml.pre": pre})))
+    assert [text[begin:end] for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == cut
 
 
 def byte_pairs(**changes: Any) -> dict[str, Any]:
