@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,38 @@ from shared.errors import InvalidArgument
 from shared.models.text_part import text_part
 from shared.pb.common.v1 import model_pb2 as pb
 
+MOST_CONFIG_BYTES = 16 << 20  # the largest published ones, with names of classes, have some hundred thousand
+MOST_VOCABULARY = 1 << 24
+
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; of a model that also sees or hears, its text part's."""
+    """config.json; of a model that also sees or hears, its text part's. Raises InvalidArgument that names the file."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(_text(path))
     except FileNotFoundError:
-        raise InvalidArgument(
-            f"model {str(folder)!r} is not a Hugging Face folder: no config.json", field="model"
-        ) from None
+        reason = "is not a Hugging Face folder: no config.json" if folder.exists() else "does not exist"
+        raise InvalidArgument(f"model {str(folder)!r} {reason}", field="model") from None
     except OSError as error:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
+    except RecursionError:
+        raise InvalidArgument(f"model: {path} is nested too deeply", field="model") from None
     except ValueError as error:  # nor text, perhaps
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):
         raise InvalidArgument(f"model: {path} holds no JSON object", field="model")
     return text_part(config)
+
+
+def _text(path: Path) -> str:
+    """Raises InvalidArgument for what is no regular file, which a read might wait for, and for a large one."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise InvalidArgument(f"model: {path} is no regular file", field="model")
+    if found.st_size > MOST_CONFIG_BYTES:
+        text = f"model: {path} has {found.st_size} bytes; at most {MOST_CONFIG_BYTES} are read"
+        raise InvalidArgument(text, field="model")
+    return path.read_text()
 
 
 def class_names(config: dict[str, Any]) -> tuple[str, ...]:
@@ -51,7 +67,13 @@ def fingerprint(config: dict[str, Any]) -> str:
 def identity(folder: Path, served_name: str = "") -> pb.ModelIdentity:
     config = read_config(folder)
     name = served_name or folder.resolve().name
-    return pb.ModelIdentity(name=name, fingerprint=fingerprint(config), vocab_size=config["vocab_size"])
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 1 <= vocab_size <= MOST_VOCABULARY:
+        text = (
+            f"config.json: vocab_size is {str(vocab_size)[:80]}: a whole number from 1 to {MOST_VOCABULARY} is needed"
+        )
+        raise InvalidArgument(text, field="model")
+    return pb.ModelIdentity(name=name, fingerprint=fingerprint(config), vocab_size=vocab_size)
 
 
 def mismatch(ours: pb.ModelIdentity, theirs: pb.ModelIdentity, us: str, them: str) -> str:

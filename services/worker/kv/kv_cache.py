@@ -16,6 +16,7 @@ from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
 from shared.columns import I32
+from shared.errors import InvalidArgument
 from shared.kv.kv_specs import State
 
 CACHE_LINE = 64
@@ -79,7 +80,11 @@ def allocate(
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     num_parts, words = shape.num_parts * shape.num_layers, None
     if device.type == "cpu":
-        parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(num_parts)]
+        try:
+            parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(num_parts)]
+        except (MemoryError, ValueError):
+            text = f"{num_blocks} blocks of {shape.num_bytes} bytes do not fit into this host's memory"
+            raise InvalidArgument(f"num_blocks: {text}", field="num_blocks") from None
     else:
         given = zeros(num_parts * math.prod(size) * shape.dtype.itemsize)
         if given is None:

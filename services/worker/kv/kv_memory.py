@@ -10,6 +10,7 @@ import torch
 
 from services.worker.attention.port import AttentionSpec
 from services.worker.limits import WorkerLimits
+from shared.errors import InvalidArgument
 from shared.logs import logger
 
 log = logger("worker.memory")
@@ -43,8 +44,14 @@ def block_shape(spec: AttentionSpec, num_layers: int, dtype: torch.dtype) -> Blo
 
 
 def cpu_budget(wanted_gib: float) -> int:
-    """Bytes for KV in host memory: what was asked for, else a tenth of what is free, at most 4 GiB."""
+    """Bytes for KV in host memory: what was asked for, else a tenth of what is free, at most 4 GiB. Raises
+    InvalidArgument for more than the host has."""
     if wanted_gib:
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if wanted_gib * GIB > has:
+            free, there = free_host_bytes() / GIB, has / GIB
+            text = f"this host has {there:.1f} GiB of memory, of which {free:.1f} are free"
+            raise InvalidArgument(f"cpu_kv_cache_gib: {wanted_gib:g}: {text}", field="cpu_kv_cache_gib")
         return int(wanted_gib * GIB)
     return min(free_host_bytes() // CPU_SHARE, CPU_MOST_BYTES)
 

@@ -9,6 +9,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config.class_defaults import with_defaults
 from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.size_bounds import check_sizes
 from services.worker.models.encoders.encoder import EncoderModel
 from services.worker.models.encoders.encoder_config import EncoderConfig
 from services.worker.models.of_transformers import transformers_config
@@ -77,6 +78,7 @@ def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
     """Of what find_encoder() finds. Raises InvalidArgument for what cannot be run as it is meant."""
     encoder = find_encoder(values)
     assert encoder is not None
+    check_sizes(values)
     return replace(encoder.read(ConfigFile(values)), num_classes=len(model_identity.class_names(values)))
 
 
@@ -111,6 +113,7 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
 
 def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
     """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
+    check_sizes(values)
     names = ConfigFile(values).get("architectures", [])
     model = find_model(values, implementation)
     config = model.read(ConfigFile(with_defaults(values, model.__name__)))

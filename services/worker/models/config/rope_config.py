@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from services.worker.models.config.config_file import ConfigFile, refusal
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+EARLIER_NAMES = {"su": "longrope"}  # of Phi-3's first files
 DEFAULT_THETA = 10_000.0
 
 
@@ -44,6 +45,7 @@ def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = Fal
     """One of several ways, where a family has more than one."""
     theta = section.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = section.get("rope_type") or section.get("type") or "default"
+    kind = EARLIER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise refusal("rope_type", kind, f"there are {', '.join(KINDS)}")
     share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))

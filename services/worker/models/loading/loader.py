@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,7 @@ OLDER_INDEX = "pytorch_model.bin.index.json"
 # The better first; the last is what Medusa's authors call their heads.
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 NAMED_IN_ERRORS = 5
+MOST_INDEX_BYTES = 64 << 20
 
 # Tensors that old checkpoints carry although they follow from the configuration.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", ".g_idx")
@@ -284,6 +286,7 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
     """Yields the tensors of a folder's files by the names that these have. Raises InvalidArgument."""
     for path in files(folder):
+        _check_file(path)
         try:
             if path.suffix in (".bin", ".pt"):
                 yield from _pickled(path)
@@ -333,11 +336,33 @@ def files(folder: Path) -> list[Path]:
 
 def _names_in(index: Path) -> list[str]:
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if index.stat().st_size > MOST_INDEX_BYTES:
+            raise InvalidArgument(f"model: {index} has more than {MOST_INDEX_BYTES} bytes", field="model")
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except OSError as error:
         raise InvalidArgument(f"model: cannot read {index}: {error.strerror}", field="model") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"model: {index} is no index with a weight_map: {error!r}", field="model") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = repr(error)[:200]
+        raise InvalidArgument(f"model: {index} is no index with a weight_map: {reason}", field="model") from None
+    wrong = next((name for name in names if not isinstance(name, str) or not _is_file_name(name)), None)
+    if wrong is not None:
+        text = f"{index} names {repr(wrong)[:80]}: only files of its own folder are read"
+        raise InvalidArgument(f"model: {text}", field="model")
+    return names
+
+
+def _is_file_name(name: str) -> bool:
+    return Path(name).name == name and name not in ("", "..")
+
+
+def _check_file(path: Path) -> None:
+    """Raises InvalidArgument with the reason of the system for what cannot be opened. A pipe is not waited for."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidArgument(f"model: {path} is no regular file", field="model")
+        path.open("rb").close()
+    except OSError as error:
+        raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.rope_config import RopeConfig
+from services.worker.models.config.rope_config import RopeConfig, read_rope
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
 
@@ -123,8 +124,8 @@ def test_biases_and_norms_by_family() -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is None: there is 4, 8"),
         (
-            {"rope_scaling": {"type": "su", "factor": 2.0}},
-            "'su': there are default, linear, dynamic, llama3, yarn, long",
+            {"rope_scaling": {"type": "bent", "factor": 2.0}},
+            "'bent': there are default, linear, dynamic, llama3, yarn, long",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None"),
         ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 7}, "word_embed_proj_dim is 7"),
@@ -161,3 +162,14 @@ def test_a_gemma_2_that_does_not_say_has_the_caps_and_windows_of_the_published_o
     assert (config.attention_softcap, config.logit_cap) == (50, 30)
     assert config.sliding_windows == (4096, 0, 4096, 0)
     assert read(**GEMMA2, final_logit_softcapping=None).logit_cap == 0
+
+
+def test_the_first_name_of_longrope_means_the_same() -> None:
+    """vllm#9481: early files of Phi-3 with 128k tokens call it su."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
+    named = [
+        read_rope(ConfigFile({"max_position_embeddings": 256, "rope_scaling": {"type": kind, **factors}}))
+        for kind in ("su", "longrope")
+    ]
+    assert named[0] == named[1]
+    assert named[0].kind == "longrope"

@@ -1,0 +1,45 @@
+"""Bounds of the sizes that a config.json names, checked before anything is made of them: a folder of a few bytes must
+not ask for a list of a billion layers, nor for a tensor of a negative size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.worker.models.config.config_file import refusal
+
+MOST_LAYERS, MOST_WIDTH, MOST_HEADS, MOST_POSITIONS = 4096, 1 << 20, 1 << 14, 1 << 30
+LAYERS, WIDTH, HEADS, POSITIONS = (1, MOST_LAYERS), (1, MOST_WIDTH), (1, MOST_HEADS), (1, MOST_POSITIONS)
+
+# Inclusive, by the names that families have for the same size.
+BOUNDS: Mapping[str, tuple[int, int]] = {
+    "vocab_size": (1, 1 << 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp"), WIDTH),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), HEADS),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_n_groups"), HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "mamba_d_head"), WIDTH),
+    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), WIDTH),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), POSITIONS),
+    "original_max_position_embeddings": POSITIONS,
+    "num_nextn_predict_layers": (0, MOST_LAYERS),
+    "sliding_window": (-1, MOST_POSITIONS),
+    "attention_chunk_size": (1, MOST_POSITIONS),
+    "q_lora_rank": (0, MOST_WIDTH),
+    "num_labels": (1, 1 << 20),
+    "type_vocab_size": (0, 1 << 20),
+}
+
+
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument that names field, value and bounds. What is no whole number is left to its reader."""
+    for name, (least, most) in BOUNDS.items():
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= most:
+            raise refusal(name, _short(value), f"must be from {least} to {most}")
+
+
+def _short(value: int) -> Any:
+    return value if abs(value) < 1 << 64 else "a number beyond 64 bits"
