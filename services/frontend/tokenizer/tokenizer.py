@@ -22,6 +22,7 @@ from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import TokenPieces, is_byte_level
 from shared.errors import InvalidArgument
+from shared.models.tokenizer_file import tokenizer_file
 from shared.structured_output.literals import Specials
 
 # What model families put around their reasoning, as single tokens.
@@ -227,9 +228,7 @@ class Tokenizer:
 
 
 def _read(folder: Path) -> HfTokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise InvalidArgument(f"model {str(folder)!r} has no tokenizer.json", field="model")
+    path = tokenizer_file(folder)
     try:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
