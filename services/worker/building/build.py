@@ -23,6 +23,7 @@ from services.worker.models.loading.broadcast.weights_groups import WeightsGroup
 from services.worker.models.loading.loader import load_checkpoint
 from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.weight_folders import WeightFolders
+from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from services.worker.models.registry import check_config, find_encoder
 from services.worker.offload.disk_store import NOBODY, DiskObserver
 from services.worker.offload.open_tiers import open_tiers
@@ -30,6 +31,7 @@ from services.worker.orders import Orders
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.runner.expert_load import ExpertLoad
+from services.worker.runner.profiling import rehearse_steps
 from services.worker.runner.step_cost import CostModel
 from services.worker.sleep.sleeper import Sleeper
 from services.worker.spec_decode.drafter import Drafter
@@ -74,6 +76,8 @@ def build_replica(
     site.place.least(0)  # what the first rank has compiled is there for all
     memory = take_memory(settings, wanted, site, loaded, steps)
     record_steps(wanted, site, loaded, steps, memory)
+    if isinstance(loaded.model, TransformersCausalLM):
+        rehearse_steps(steps.runner, memory.limits)
     speculation = _speculation(wanted, steps, memory)
     parts = (settings, wanted, site, loaded)
     replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)

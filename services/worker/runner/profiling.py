@@ -1,4 +1,4 @@
-"""The largest steps that a worker may ever run, for measuring what memory they need."""
+"""Steps before the first request: the largest ones, for measuring what memory they need, and a rehearsal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from services.worker.step.admission import SlotAdmission
 from services.worker.step.drafted_states import Lags
 from services.worker.step.slots import NO_BLOCKS
 from services.worker.step.step_inputs import StepInputs
+from shared.errors import InvalidArgument, QuireError
 from shared.pb.common.v1 import sampling_pb2
 
 # Filters that sort the vocabulary need more memory than any other choice.
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
+REHEARSED_TOKENS = 8
 
 
 def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
@@ -55,3 +57,17 @@ def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
         sample_positions=np.full(num_rows, count, dtype=np.int32),
         rows_changed=True,
     )
+
+
+def rehearse_steps(runner: ModelRunner, limits: WorkerLimits) -> None:
+    """Runs a short prompt and a decode, for a model whose code nobody here has read. Raises InvalidArgument with what
+    that code cannot do: every worker would otherwise fail at its first request."""
+    short = replace(limits, max_num_batched_tokens=min(REHEARSED_TOKENS, limits.block_size), max_num_seqs=1)
+    try:
+        run_largest_steps(runner, short)
+    except QuireError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        text = f"model: its code fails with our attention at a first step: {type(error).__name__}: {reason}"
+        raise InvalidArgument(f"{text} (transformers)", field="model") from error

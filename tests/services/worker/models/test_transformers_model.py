@@ -50,7 +50,29 @@ def test_attention_that_cannot_be_replaced_is_refused_before_a_token_is_computed
     attention = transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXAttention
     monkeypatch.setattr(attention, "forward", lambda self, hidden_states, *args, **kwargs: (hidden_states, None))
     with pytest.raises(InvalidArgument, match="0 of 3 layers use an attention that can be replaced"):
-        Rig(saved(tmp_path, transformers.GPTNeoXConfig(**SHAPE))).step([New(0, prompt(5))], {0: 5})
+        Rig(saved(tmp_path, transformers.GPTNeoXConfig(**SHAPE)))
+
+
+def test_a_model_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+    """GLM-4.7-Flash's shape: config.json says nothing of the heads' size that its latent attention makes."""
+    sizes = {"vocab_size": 90, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 16}
+    dims = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16, "mlp_layer_types": ["dense", "sparse"]}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = transformers.Glm4MoeLiteConfig(**sizes, **heads, **dims, **experts, max_position_embeddings=256)
+    with pytest.raises(InvalidArgument, match="its layers have queries of 6 heads of 16, where 6 of 8 were read"):
+        Rig(saved(tmp_path, config))
+
+
+def test_code_that_fails_at_a_first_step_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore")
+
+    monkeypatch.setattr(transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXMLP, "forward", fail)
+    with pytest.raises(InvalidArgument, match=r"fails .* first step: RuntimeError: mat1 and mat2 .* \(transformers\)$"):
+        Rig(saved(tmp_path, transformers.GPTNeoXConfig(**{**SHAPE, "head_dim": 8, "num_key_value_heads": 6})))
 
 
 def test_layers_that_keep_a_state_beside_attention_are_refused(tmp_path: Path) -> None:
@@ -68,9 +90,8 @@ def test_layers_that_keep_a_state_beside_attention_are_refused(tmp_path: Path) -
 def test_a_cap_of_scores_is_refused(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {**SHAPE, "layer_types": ["full_attention"] * 3, "attn_logit_softcapping": 50.0}
     folder = saved(tmp_path, transformers.Gemma2Config(**sizes))
-    rig = Rig(folder, model_impl="transformers")
     with pytest.raises(InvalidArgument, match="attention with softcap is not offered"):
-        rig.step([New(0, prompt(5))], {0: 5})
+        Rig(folder, model_impl="transformers")
 
 
 @pytest.mark.parametrize("lost", [True, False])
