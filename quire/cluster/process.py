@@ -88,7 +88,8 @@ class ServiceProcess:
         with self._hearing:
             self.ready.clear()  # before anybody sees the new one; a line of the one before counts no longer
             self._process = process
-        self._last_lines = lines = deque(maxlen=MOST_LAST_LINES)
+        lines: deque[str] = deque(maxlen=MOST_LAST_LINES)
+        self._last_lines = lines
         self._error_reader = threading.Thread(target=self._pass_on, args=(process, lines), daemon=True)
         self._error_reader.start()
         hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen

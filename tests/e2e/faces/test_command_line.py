@@ -237,4 +237,4 @@ def test_flags_of_vllm_that_ask_for_what_is_so_are_taken() -> None:
     run = quire(
         "serve", "--pipeline-parallel-size", "1", "--disable-log-requests", "./nowhere", "--port", "0", status=1
     )
-    assert run.stderr == "quire: model 'nowhere' is not a Hugging Face folder: no config.json\n"
+    assert run.stderr == "quire: model 'nowhere' does not exist\n"

@@ -104,7 +104,7 @@ def test_a_model_folder_that_lacks_something_is_told_what(tmp_path: Path) -> Non
     assert found["model"][0]["level"] == "ok"
     assert found["tokenizer"][0]["level"] == found["weights"][0]["level"] == "error"
     _, found = doctor("/nowhere")
-    assert found["model"][0]["found"] == "model '/nowhere' is not a Hugging Face folder: no config.json"
+    assert found["model"][0]["found"] == "model '/nowhere' does not exist"
 
 
 def test_settings_are_read_as_services_read_them(tmp_path: Path) -> None:

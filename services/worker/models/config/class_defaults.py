@@ -52,4 +52,7 @@ def with_defaults(values: Mapping[str, Any], architecture: str) -> dict[str, Any
     defaults = dict(DEFAULTS.get(architecture, {}))
     if any(name in values for name in ROPE_FIELDS):
         defaults.pop("rope_parameters", None)
+    heads, kv_heads = values.get("num_attention_heads"), defaults.get(KV)
+    if kv_heads and (not isinstance(heads, int) or heads % kv_heads):
+        defaults.pop(KV)  # the class refuses such a model, and tensors tell how many there are
     return {**defaults, **values}

@@ -24,7 +24,6 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), WIDTH),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), POSITIONS),
     "original_max_position_embeddings": POSITIONS,
-    "num_nextn_predict_layers": (0, MOST_LAYERS),
     "sliding_window": (-1, MOST_POSITIONS),
     "attention_chunk_size": (1, MOST_POSITIONS),
     "q_lora_rank": (0, MOST_WIDTH),

@@ -32,8 +32,9 @@ def settle_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
     if head is None or embedding is None or _are_equal(head, embedding):
         return config
     log.warning("the output head is not tied: lm_head.weight differs from the embedding", model=str(folder))
-    untied = replace(config, tie_word_embeddings=False)
-    return replace(untied, values={**config.values, TIE: False}) if isinstance(untied, TransformersConfig) else untied
+    if isinstance(config, TransformersConfig):
+        return replace(config, tie_word_embeddings=False, values={**config.values, TIE: False})
+    return replace(config, tie_word_embeddings=False)
 
 
 def _both(folder: Path) -> tuple[TensorSource | None, TensorSource | None]:

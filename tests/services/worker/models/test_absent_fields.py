@@ -61,9 +61,9 @@ def other_meanings(values: dict[str, Any], section: str = "") -> dict[str, str]:
         except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, StrictDataclassError):
             continue  # transformers needs it
         ours, theirs = found(less), found(meant | {"architectures": values["architectures"]})
-        if isinstance(ours, TransformersConfig) or ours is None or ours == theirs:
+        if isinstance(ours, TransformersConfig) or ours is None or theirs is None or ours == theirs:
             continue
-        wrong[name] = "refused there" if theirs is None else different(ours, theirs)
+        wrong[name] = different(ours, theirs)
     return wrong
 
 
