@@ -23,7 +23,7 @@ from services.worker.kv_transfer.grpc_transport import GrpcTransport
 from services.worker.kv_transfer.page_port import PagePort
 from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
-from services.worker.lora.open_adapters import adapter_reader
+from services.worker.lora.open_adapters import adapter_reader, left_out
 from services.worker.models.loading import weight_samples
 from services.worker.models.loading.progress import Progress
 from services.worker.models.loading.weight_spool import WeightSpool
@@ -156,6 +156,7 @@ class Worker:
     async def _work(self, engine: Engine, replica: Replica, weights_digest: bytes) -> None:
         settings = self._settings
         self.status.built(engine, replica.limits, settings)
+        self._metrics.adapters_left_out.inc(len(left_out(settings, replica.adapters)))
         self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
         self._exchange_pages(engine, replica)
         small_buffers.fill()

@@ -126,6 +126,9 @@ class WorkerMetrics:
         self._totals = StepTotals()
         registry.register(self._totals)
         self.failures = Counter("quire_worker_slot_failures", "Sequences that could not go on", registry=registry)
+        self.adapters_left_out = Counter(
+            "quire_worker_adapters_left_out", "Adapters of --lora whose file is damaged", registry=registry
+        )
         self.kv_sent = Counter("quire_worker_kv_sent_bytes", "KV that other workers got", registry=registry)
         self.kv_received = Counter(
             "quire_worker_kv_received_bytes", "KV that came from other workers", registry=registry

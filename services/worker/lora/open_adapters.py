@@ -80,6 +80,12 @@ def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
     return folders
 
 
+def left_out(settings: WorkerSettings, adapters: NumberedAdapters | None) -> list[str]:
+    """Returns the names of `lora` that a worker does not serve, ascending: those whose file is damaged."""
+    held = {one.id.name for one in adapters.held()} if adapters is not None else set()
+    return sorted(settings.lora.keys() - held)
+
+
 def adapter_reader(settings: WorkerSettings) -> AdapterReader:
     """Of those that come while it runs."""
     most_bytes = peft_folder.most_bytes(Path(settings.model)) if settings.lora_folders else 0

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from services.worker.building.build import build_replica
 from services.worker.lora import peft_folder
+from services.worker.lora.open_adapters import left_out
 from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
@@ -244,8 +245,11 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     rig.step([New(0, prompt(8), adapter="whole"), New(1, prompt(8)), New(2, prompt(8), adapter="cut")], {0: 8, 1: 8})
     assert error(rig, whole, 0) < MAX_ERROR
     assert error(rig, made, 1) < MAX_ERROR
+    settings = Rig.settings(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
+    assert left_out(settings, rig.replica.adapters) == ["cut"]
     alone = Rig(made.folder, lora={"cut": str(cut)})
     assert alone.replica.adapters is None
+    assert left_out(settings, None) == ["cut", "whole"]
 
 
 def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:
