@@ -148,7 +148,7 @@ def test_another_model_is_refused_by_what_differs(engine: LLMEngine, tmp_path: P
     assert config.read_text() != text
     with pytest.raises(InvalidArgument, match="rms_norm_eps"):
         engine.update_weights_from_disk(folder)
-    with pytest.raises(InvalidArgument, match=r"config\.json"):
+    with pytest.raises(InvalidArgument, match="does not exist"):
         engine.update_weights_from_disk(tmp_path / "nowhere")
     assert engine.weight_version == "0"
 
