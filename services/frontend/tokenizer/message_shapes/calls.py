@@ -1,0 +1,171 @@
+"""Turns that hold tool calls, and the results of those calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.frontend.request.conversation import NO_JSON
+from services.frontend.tokenizer.message_shapes.contents import joined, text_of
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from shared import inner_json
+
+Message = Mapping[str, Any]
+ID_LENGTH = 9
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
+        return [_without_null(turn) for turn in turns]
+    if shape.call_ids == "nine" or shape.result_names == "function" or shape.parallel_calls == "split":
+        turns = _with_ids(turns)
+    if shape.parallel_calls == "split":
+        turns = _one_call_a_turn(turns)
+    names = {call.get("id", ""): call["function"]["name"] for turn in turns for call in turn.get("tool_calls") or ()}
+    written: list[Message] = []
+    for turn in turns:
+        if turn.get("tool_calls"):
+            written.extend(_call_turns(turn, shape))
+        elif turn["role"] == "tool":
+            written.append(_result(turn, names, shape))
+        else:
+            written.append(_without_null(turn))
+    return written
+
+
+def _without_null(turn: Message) -> Message:
+    """A turn without calls has at least an empty text."""
+    return turn if turn.get("content") is not None else {**turn, "content": ""}
+
+
+def _with_ids(turns: Sequence[Message]) -> list[Message]:
+    """Gives calls without an id one by their number, and results without one that of the next call."""
+    written: list[Message] = []
+    count, unanswered = 0, list[str]()
+    for turn in turns:
+        if calls := turn.get("tool_calls"):
+            calls = [
+                {**call, "id": call.get("id", "") or f"call_{count + number}"} for number, call in enumerate(calls)
+            ]
+            count += len(calls)
+            unanswered = [call["id"] for call in calls]
+            written.append({**turn, "tool_calls": calls})
+        elif turn["role"] == "tool":
+            call_id = turn.get("tool_call_id") or (unanswered[0] if unanswered else f"call_{count}")
+            unanswered = [other for other in unanswered if other != call_id]
+            written.append({**turn, "tool_call_id": call_id})
+        else:
+            written.append(turn)
+    return written
+
+
+def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
+    """Gives each call of a turn a turn of its own, with its result after it; the first keeps text and reasoning."""
+    written: list[Message] = []
+    pending: list[Message] = []  # calls whose results follow
+    for turn in turns:
+        if turn["role"] != "tool":
+            written.extend(pending)
+            pending = []
+        calls = turn.get("tool_calls") or ()
+        if len(calls) > 1:
+            first, *rest = ({**turn, "tool_calls": [call]} for call in calls)
+            written.append(first)
+            pending = [{"role": turn["role"], "content": None, "tool_calls": one["tool_calls"]} for one in rest]
+            continue
+        asked = next((one for one in pending if one["tool_calls"][0].get("id") == turn.get("tool_call_id")), None)
+        if asked is not None:
+            pending = [one for one in pending if one is not asked]
+            written.append(asked)
+        written.append(turn)
+    return written + pending
+
+
+def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
+    if shape.calls == "text":
+        yield _as_text(turn)
+        return
+    calls = [_call(call, shape) for call in turn["tool_calls"]]
+    text, reasoning = turn.get("content"), next((turn[name] for name in REASONING if turn.get(name)), "")
+    apart = shape.call_text == "split" or (reasoning and shape.call_reasoning == "split")
+    bare = {name: value for name, value in turn.items() if name != "content"}
+    if text and apart:
+        yield {name: value for name, value in turn.items() if name != "tool_calls"}
+        bare = {name: value for name, value in bare.items() if name not in REASONING}
+        text = None
+    elif text and reasoning and shape.call_reasoning == "joined":
+        bare |= dict.fromkeys(REASONING, joined(reasoning, text_of(text)))
+        text = None
+    yield {**bare, **_call_content(text, shape), "tool_calls": calls}
+
+
+def _call_content(content: Any, shape: MessageShape) -> dict[str, Any]:
+    if content:
+        return {"content": content}
+    match shape.call_content:
+        case "empty":
+            return {"content": ""}
+        case "null":
+            return {"content": None}
+        case "given" if content is not None:
+            return {"content": ""}
+    return {}
+
+
+def _as_text(turn: Message) -> Message:
+    lines = [
+        json.dumps({"name": call["function"]["name"], "arguments": arguments_object(call)}, ensure_ascii=False)
+        for call in turn["tool_calls"]
+    ]
+    rest = {name: value for name, value in turn.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join([*filter(None, [text_of(turn.get("content"))]), *lines])}
+
+
+def _call(call: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
+    arguments: Any = arguments_object(call) if shape.arguments == "object" else arguments_text(call)
+    known = {"id": _call_id(call["id"], shape)} if "id" in call else {}
+    return {**call, **known, "function": {**call["function"], "arguments": arguments}}
+
+
+def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Reads the arguments of a call; text that is no JSON object comes under a key that says so."""
+    given = call["function"]["arguments"]
+    for _ in range(2):  # some clients encode twice
+        if not isinstance(given, str):
+            break
+        try:
+            given = inner_json.read(given or "{}")
+        except ValueError:
+            return {NO_JSON: call["function"]["arguments"]}
+    if given is None:
+        return {}
+    return given if isinstance(given, Mapping) else {NO_JSON: call["function"]["arguments"]}
+
+
+def arguments_text(call: Mapping[str, Any]) -> str:
+    given = call["function"]["arguments"]
+    if isinstance(given, str):
+        return given or "{}"
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Message:
+    name = turn.get("name") or names.get(turn.get("tool_call_id") or "")
+    if shape.results == "user":
+        title = f"Result of {name}: " if name else "Result: "
+        return {"role": "user", "content": title + text_of(turn.get("content"))}
+    turn = _without_null(turn)
+    if turn.get("tool_call_id"):
+        turn = {**turn, "tool_call_id": _call_id(turn["tool_call_id"], shape)}
+    return {**turn, "name": name} if name and shape.result_names == "function" else turn
+
+
+def _call_id(call_id: str, shape: MessageShape) -> str:
+    if shape.call_ids == "given" or (len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum()):
+        return call_id
+    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest())
+    return "".join(ALPHABET[number // len(ALPHABET) ** place % len(ALPHABET)] for place in range(ID_LENGTH))

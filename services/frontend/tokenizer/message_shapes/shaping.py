@@ -1,0 +1,53 @@
+"""Messages in the form of the edges to messages in the shape that a template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.tokenizer.message_shapes import calls, instructions
+from services.frontend.tokenizer.message_shapes.contents import joined, with_content
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+
+Message = Mapping[str, Any]
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
+
+
+def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Returns new messages; those given stay as they are."""
+    turns = instructions.placed(messages, shape)
+    turns = calls.placed(turns, shape)
+    turns = [_with_reasoning(turn, shape) for turn in turns]
+    turns = [with_content(turn, shape) for turn in turns]
+    return _merged(turns, shape)
+
+
+def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
+    reasoning = reasoning_of(turn)
+    if not reasoning:
+        return turn
+    rest = {name: value for name, value in turn.items() if name not in REASONING_FIELDS}
+    if shape.reasoning == "fields":
+        return {**rest, **dict.fromkeys(REASONING_FIELDS, reasoning)}
+    content = rest.get("content") or []
+    said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return {**rest, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
+
+
+def reasoning_of(turn: Message) -> str:
+    return next((str(turn[name]) for name in REASONING_FIELDS if turn.get(name)), "")
+
+
+def _merged(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Joins neighbours of one role where the template wants roles to alternate."""
+    roles = {role for role in ("user", "assistant") if getattr(shape, f"{role}_turns") == "merged"}
+    if not roles:
+        return list(turns)
+    merged: list[Message] = []
+    for turn in turns:
+        last = merged[-1] if merged else None
+        if last is not None and turn["role"] == last["role"] in roles and "tool_calls" not in last:
+            merged[-1] = {**last, **turn, "content": joined(last.get("content"), turn.get("content"))}
+        else:
+            merged.append(turn)
+    return merged
