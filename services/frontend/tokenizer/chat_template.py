@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -13,7 +13,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import show_private
 from services.frontend.tokenizer.message_shapes.contents import last_text
 from shared.errors import InvalidArgument
@@ -50,8 +49,17 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own, leaves <, > and characters beyond ASCII alone: the reader is a model, not a browser."""
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
     return show_private(text) if ensure_ascii else text
+
+
+def _listed(value: Any) -> list[Any]:
+    """Takes what a filter such as map has left unfinished."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -108,18 +116,6 @@ class ChatTemplate:
             raise InvalidArgument("messages: this model has no chat template; send a prompt instead", field="messages")
         return source
 
-    def text_of(self, prompt: ChatPrompt) -> str:
-        if not prompt.messages:
-            raise InvalidArgument("messages must hold at least one message", field="messages")
-        return self.render(
-            prompt.messages,
-            tools=prompt.tools,
-            open_turn=prompt.open_turn,
-            continue_last=prompt.continue_last,
-            variables=prompt.template_variables,
-            name=prompt.template,
-        )
-
     def render(
         self,
         messages: Sequence[Message],
@@ -128,16 +124,18 @@ class ChatTemplate:
         continue_last: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        no_tools: Sequence[Mapping[str, Any]] | None = None,
         name: str = "",
     ) -> str:
-        """`open_turn`: end with the start of the assistant's answer. `continue_last`: leave the last message open."""
+        """`no_tools`: the value of tools where there are none. `open_turn`: end with the start of the assistant's
+        answer. `continue_last`: leave the last message open."""
         source = self.chosen(name=name, tools=bool(tools))
         scope = {
             "documents": None,  # templates ask whether these are none
             **self.variables,
             **variables,
             "messages": messages,
-            "tools": list(tools) or None,
+            "tools": list(tools) or no_tools,
             "add_generation_prompt": open_turn,
         }
         text = self.run(source, scope)
@@ -153,7 +151,7 @@ class ChatTemplate:
             return template.render(scope)
         except RENDER_ERRORS as error:
             raise InvalidArgument(
-                f"messages: the chat template refuses them: {one_line(error)}", field="messages"
+                f"messages: the chat template {self.label} refuses them: {one_line(error)}", field="messages"
             ) from None
 
 

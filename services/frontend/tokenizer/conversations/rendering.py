@@ -10,10 +10,10 @@ from typing import Any
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
-from services.frontend.tokenizer.message_shapes.choosing import choose
+from services.frontend.tokenizer.message_shapes.choosing import Render, choose
 from services.frontend.tokenizer.message_shapes.probes import Probe
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from services.frontend.tokenizer.message_shapes.shaping import shaped
+from services.frontend.tokenizer.message_shapes.shaping import offered, shaped
 from shared.errors import InvalidArgument
 
 
@@ -75,11 +75,11 @@ class Rendering:
             found["tool_use"] = self.shape(tools=True)
         return found | {name: self.shape(name=name) for name in self.template.named}
 
-    def _probed(self, source: str) -> Callable[[Probe, Sequence[Mapping[str, Any]]], str]:
+    def _probed(self, source: str) -> Render:
         scope = {"documents": None, **self.introduction.variables}
 
-        def render(probe: Probe, messages: Sequence[Mapping[str, Any]]) -> str:
-            given = {"messages": messages, "tools": list(probe.tools) or None}
+        def render(probe: Probe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
+            given = {"messages": messages, "tools": offered(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.open_turn})
 
         return render
@@ -91,6 +91,17 @@ class Rendering:
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
         prompt = replace(prompt, messages=shaped(prompt.messages, shape))
         if not self.introduction.guarded:
-            return [TextSection(self.template.text_of(prompt), plain=False)]
+            return [TextSection(self._text(prompt, shape), plain=False)]
         shown, hidden = self.control.hide(prompt)
-        return self.control.sections(self.template.text_of(shown), hidden)
+        return self.control.sections(self._text(shown, shape), hidden)
+
+    def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
+        return self.template.render(
+            prompt.messages,
+            tools=prompt.tools,
+            no_tools=offered((), shape),
+            open_turn=prompt.open_turn,
+            continue_last=prompt.continue_last,
+            variables=prompt.template_variables,
+            name=prompt.template,
+        )

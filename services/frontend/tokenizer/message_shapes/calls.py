@@ -13,6 +13,7 @@ from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from shared import inner_json
 
 Message = Mapping[str, Any]
+TAG, END_TAG = "<tool_call>", "</tool_call>"
 ID_LENGTH = 9
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -21,8 +22,10 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
-    if shape.call_ids == "nine" or shape.result_names == "function" or shape.parallel_calls == "split":
+    if shape.call_ids != "given" or shape.result_names == "function" or shape.parallel_calls == "split":
         turns = _with_ids(turns)
+    if shape.call_ids != "given":
+        turns = _with_new_ids(turns, shape)
     if shape.parallel_calls == "split":
         turns = _one_call_a_turn(turns)
     names = {call.get("id", ""): call["function"]["name"] for turn in turns for call in turn.get("tool_calls") or ()}
@@ -86,8 +89,8 @@ def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
 
 
 def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
-    if shape.calls == "text":
-        yield _as_text(turn)
+    if shape.calls != "native":
+        yield _as_text(turn, shape)
         return
     calls = [_call(call, shape) for call in turn["tool_calls"]]
     text, reasoning = turn.get("content"), next((turn[name] for name in REASONING if turn.get(name)), "")
@@ -116,19 +119,22 @@ def _call_content(content: Any, shape: MessageShape) -> dict[str, Any]:
     return {}
 
 
-def _as_text(turn: Message) -> Message:
+def _as_text(turn: Message, shape: MessageShape) -> Message:
     lines = [
         json.dumps({"name": call["function"]["name"], "arguments": arguments_object(call)}, ensure_ascii=False)
         for call in turn["tool_calls"]
     ]
+    if shape.calls == "tagged":
+        lines = [f"{TAG}\n{line}\n{END_TAG}" for line in lines]
     rest = {name: value for name, value in turn.items() if name != "tool_calls"}
     return {**rest, "content": "\n".join([*filter(None, [text_of(turn.get("content"))]), *lines])}
 
 
 def _call(call: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
-    arguments: Any = arguments_object(call) if shape.arguments == "object" else arguments_text(call)
-    known = {"id": _call_id(call["id"], shape)} if "id" in call else {}
-    return {**call, **known, "function": {**call["function"], "arguments": arguments}}
+    arguments: Any = arguments_text(call) if shape.arguments == "text" else arguments_object(call)
+    if shape.arguments == "flat":
+        arguments = {name: _flat(value) for name, value in arguments.items()}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,6 +152,10 @@ def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return given if isinstance(given, Mapping) else {NO_JSON: call["function"]["arguments"]}
 
 
+def _flat(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | Mapping) else value
+
+
 def arguments_text(call: Mapping[str, Any]) -> str:
     given = call["function"]["arguments"]
     if isinstance(given, str):
@@ -159,13 +169,36 @@ def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Mes
         title = f"Result of {name}: " if name else "Result: "
         return {"role": "user", "content": title + text_of(turn.get("content"))}
     turn = _without_null(turn)
-    if turn.get("tool_call_id"):
-        turn = {**turn, "tool_call_id": _call_id(turn["tool_call_id"], shape)}
     return {**turn, "name": name} if name and shape.result_names == "function" else turn
 
 
-def _call_id(call_id: str, shape: MessageShape) -> str:
-    if shape.call_ids == "given" or (len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum()):
+def _with_new_ids(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Gives calls and their results ids of the form that the template asks for; those that have it keep them."""
+    written: list[Message] = []
+    new: dict[str, str] = {}  # by the id of the client; the last call of one counts
+    count = 0
+    for turn in turns:
+        if turn["role"] == "tool":
+            call_id = turn["tool_call_id"]
+            known = new.get(call_id) or _nine(call_id)
+            written.append({**turn, "tool_call_id": known})
+            continue
+        calls = turn.get("tool_calls") or ()
+        for number, call in enumerate(calls, count):
+            name = call["function"]["name"]
+            new[call["id"]] = _nine(call["id"]) if shape.call_ids == "nine" else _of_function(call["id"], name, number)
+        count += len(calls)
+        renamed = [{**call, "id": new[call["id"]]} for call in calls]
+        written.append({**turn, "tool_calls": renamed} if renamed else turn)
+    return written
+
+
+def _of_function(call_id: str, name: str, number: int) -> str:
+    return call_id if name in call_id else f"functions.{name}:{number}"
+
+
+def _nine(call_id: str) -> str:
+    if len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
-    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest())
+    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest(), "big")
     return "".join(ALPHABET[number // len(ALPHABET) ** place % len(ALPHABET)] for place in range(ID_LENGTH))

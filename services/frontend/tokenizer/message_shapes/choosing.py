@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,16 +10,17 @@ from itertools import product
 from typing import Any
 
 from services.frontend.tokenizer.message_shapes import probes
+from services.frontend.tokenizer.message_shapes.calls import TAG
 from services.frontend.tokenizer.message_shapes.probes import Probe
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from services.frontend.tokenizer.message_shapes.shaping import shaped
 from shared.errors import InvalidArgument
 
-Render = Callable[[Probe, Sequence[Mapping[str, Any]]], str]  # raises InvalidArgument
+Render = Callable[[Probe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
 REFUSED = -1
 NONE_WORD = re.compile(r"\bNone\b")
-PYTHON_TEXT = re.compile(r"\{'\w+': '|[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # of a dict or a part, as it is
-WORD_IN_TEXT = "probe_lookup"  # only tools have it
+PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # of a dict or a part, as it is
+AROUND = frozenset({"userword"})  # in the conversation that says what stands around every one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def _content_axis(role: str) -> Axis:
 
 
 AXES = (
+    Axis({"tools": ("null", "list")}, (probes.PLAIN,)),
     *(_content_axis(role) for role in ("user", "assistant")),
     Axis({"user_turns": ("kept", "merged")}, probes.USER_TURNS),
     Axis({"assistant_turns": ("kept", "merged")}, probes.ASSISTANT_TURNS),
@@ -49,20 +52,20 @@ AXES = (
     Axis(
         {
             "call_content": ("given", "absent", "empty", "null"),
-            "arguments": ("object", "text"),
-            "call_ids": ("given", "nine"),
+            "arguments": ("object", "flat", "text"),
+            "call_ids": ("given", "nine", "function"),
             "result_names": ("given", "function"),
         },
         probes.CALLS,
     ),
-    Axis({"results": ("tool", "user"), "calls": ("native", "text")}, probes.CALLS),
+    Axis({"results": ("tool", "user"), "calls": ("native", "tagged", "text")}, probes.CALLS),
     _content_axis("tool"),
     Axis({"call_text": ("together", "split")}, probes.CALL_TEXT),
     Axis({"parallel_calls": ("together", "split")}, probes.PARALLEL),
     Axis({"reasoning": ("fields", "parts")}, probes.REASONING),
     Axis({"call_reasoning": ("together", "split", "joined")}, probes.CALL_REASONING),
 )
-DEVELOPER_VALUES = ("kept", "alone", "system")
+DEVELOPER = Axis({"developer": ("kept", "alone", "system")}, probes.DEVELOPER)
 
 
 def choose(render: Render, source: str) -> MessageShape:
@@ -70,11 +73,20 @@ def choose(render: Render, source: str) -> MessageShape:
     `render` raises InvalidArgument where the template refuses; `source` is the template's text."""
     scale = _Scale(render)
     shape = MessageShape(developer="system")
-    for axis in AXES:
+    for axis in _axes(source):
         shape = scale.best(axis, shape)
-    if "developer" in source:
-        shape = scale.best(Axis({"developer": DEVELOPER_VALUES}, probes.DEVELOPER), shape)
     return shape
+
+
+def _axes(source: str) -> Iterator[Axis]:
+    """Yields those that make sense for a template whose text names a role or a tag, or does not."""
+    for axis in AXES:
+        if "calls" in axis.choices and TAG not in source:
+            yield replace(axis, choices={**axis.choices, "calls": ("native", "text")})
+        else:
+            yield axis
+    if "developer" in source:
+        yield DEVELOPER
 
 
 class _Scale:
@@ -82,7 +94,10 @@ class _Scale:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._nones = {bool(probe.tools): self._count(probe) for probe in (probes.PLAIN, probes.PLAIN_WITH_TOOLS)}
+        self._around: dict[bool, str] = {}  # what stands around every conversation, by whether tools are offered
+        for probe in (probes.PLAIN, probes.PLAIN_WITH_TOOLS):
+            with contextlib.suppress(InvalidArgument):
+                self._around[bool(probe.tools)] = render(probe, probe.messages, MessageShape(tools="list"))
 
     def best(self, axis: Axis, shape: MessageShape) -> MessageShape:
         most = sum(len(probe.words) for probe in axis.probes)
@@ -95,22 +110,23 @@ class _Scale:
                 break
         return best
 
-    def _count(self, probe: Probe) -> tuple[int, int]:
-        """Counts, in what stands around every conversation, the word None and the name of the probes' tool."""
-        try:
-            text = self._render(probe, probe.messages)
-        except InvalidArgument:
-            return 0, 0
-        return len(NONE_WORD.findall(text)), text.count(WORD_IN_TEXT)
-
     def _score(self, probe: Probe, shape: MessageShape) -> int:
+        probe = self._usable(probe)
         try:
-            text = self._render(probe, shaped(probe.messages, shape))
+            text = self._render(probe, shaped(probe.messages, shape), shape)
         except InvalidArgument:
             return REFUSED
-        nones, named = self._nones[bool(probe.tools)]
-        shown = sum(word in text for word in probe.words)
-        if WORD_IN_TEXT in probe.words and text.count(WORD_IN_TEXT) <= named:
-            shown -= 1
-        spoiled = len(NONE_WORD.findall(text)) > nones or PYTHON_TEXT.search(text) is not None
+        around = self._around.get(bool(probe.tools), "")
+        shown = sum(text.count(word) > around.count(word) or (word in AROUND and word in text) for word in probe.words)
+        spoiled = _faults(text) > _faults(around)
         return shown - spoiled
+
+    def _usable(self, probe: Probe) -> Probe:
+        """Offers tools, or none, where the template refuses the other whatever the messages are."""
+        if bool(probe.tools) in self._around or not self._around:
+            return probe
+        return replace(probe, tools=() if probe.tools else probes.TOOLS)
+
+
+def _faults(text: str) -> int:
+    return len(NONE_WORD.findall(text)) + len(PYTHON_TEXT.findall(text))

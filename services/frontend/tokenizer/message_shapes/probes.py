@@ -42,7 +42,11 @@ def _turn(role: str, content: Any, **more: Any) -> Mapping[str, Any]:
 
 
 def _call(call_id: str, name: str, place: str) -> Mapping[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"place": place}}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": {"place": place, "more": {"town": [1]}}},
+    }
 
 
 FIRST = "call_Probe0123456789abcdef"
@@ -61,7 +65,7 @@ def _calling(content: Any, *calls: Mapping[str, Any], **more: Any) -> Mapping[st
     return _turn("assistant", content, tool_calls=list(calls or (CALL,)), **more)
 
 
-PLAIN = Probe([USER], ("userword",), tools=())
+PLAIN = Probe([USER], ("userword",), ())
 PLAIN_WITH_TOOLS = Probe([USER], ("userword",))
 
 
@@ -108,7 +112,10 @@ CALLS = (
     Probe([USER, _calling(""), RESULT], CALL_WORDS),
     Probe([USER, _calling(None), RESULT, ANSWER, LAST], (*CALL_WORDS, "answerword", "lastword")),
 )
-CALL_TEXT = (Probe([USER, _calling("textword"), RESULT], (*CALL_WORDS, "textword")),)
+CALL_TEXT = (
+    Probe([USER, _calling("textword"), RESULT], (*CALL_WORDS, "textword")),
+    Probe([USER, _calling("textword"), RESULT, ANSWER, LAST], ("lastword",)),  # not refused; it may leave texts out
+)
 PARALLEL = (
     Probe(
         [USER, _calling(None, CALL, SECOND_CALL), RESULT, SECOND_RESULT],

@@ -25,16 +25,20 @@ class MessageShape:
     assistant_turns: Literal["kept", "merged"] = "kept"  # several in a row, without calls
     # content of a turn that has calls and no text; "given": an empty text stays one, null is left out
     call_content: Literal["given", "absent", "empty", "null"] = "given"
-    arguments: Literal["object", "text"] = "object"
-    call_ids: Literal["given", "nine"] = "given"  # "nine": nine letters or digits
+    arguments: Literal["object", "flat", "text"] = "object"  # "flat": an object whose lists and objects are JSON text
+    # "nine": nine letters or digits; "function": functions.NAME:NUMBER, where only the id shows the name
+    call_ids: Literal["given", "nine", "function"] = "given"
     result_names: Literal["given", "function"] = "given"  # "function": a result carries the name of its function
-    calls: Literal["native", "text"] = "native"  # "text": written as JSON into the content
+    # "tagged": written into the content as JSON between <tool_call> and </tool_call>; "text": as JSON alone
+    calls: Literal["native", "tagged", "text"] = "native"
     results: Literal["tool", "user"] = "tool"  # the role that a tool's result has
     parallel_calls: Literal["together", "split"] = "together"  # "split": a turn for each call
     call_text: Literal["together", "split"] = "together"  # text and calls of one turn
     reasoning: Literal["fields", "parts"] = "fields"  # "parts": a content part of type thinking
     # reasoning, text and calls of one turn; "joined": the text follows the reasoning in the reasoning's field
     call_reasoning: Literal["together", "split", "joined"] = "together"
+
+    tools: Literal["null", "list"] = "null"  # where none are offered
 
     def changes(self) -> dict[str, str]:
         """Returns the choices that differ from transformers' shape."""

@@ -22,6 +22,11 @@ def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
     return _merged(turns, shape)
 
 
+def offered(tools: Sequence[Mapping[str, Any]], shape: MessageShape) -> list[Mapping[str, Any]] | None:
+    """Returns the tools of a request as the template reads them."""
+    return list(tools) if tools or shape.tools == "list" else None
+
+
 def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
     reasoning = reasoning_of(turn)
     if not reasoning:
@@ -46,7 +51,8 @@ def _merged(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
     merged: list[Message] = []
     for turn in turns:
         last = merged[-1] if merged else None
-        if last is not None and turn["role"] == last["role"] in roles and "tool_calls" not in last:
+        calls = "tool_calls" in turn or (last is not None and "tool_calls" in last)
+        if last is not None and turn["role"] == last["role"] in roles and not calls:
             merged[-1] = {**last, **turn, "content": joined(last.get("content"), turn.get("content"))}
         else:
             merged.append(turn)

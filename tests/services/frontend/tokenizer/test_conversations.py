@@ -129,7 +129,7 @@ async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations
 async def test_nothing_of_a_template_runs_in_this_process(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("text_of", "render", "run"):
+    for name in ("render", "run"):
         monkeypatch.setattr(ChatTemplate, name, None)
     assert await conversations.sections(said(*["hello"] * 4000))
     assert await conversations.sections(said("hello"))
