@@ -141,12 +141,16 @@ class ChatTemplate:
         text = self.run(source, scope)
         return _cut_after(text, messages[-1]) if continue_last else text
 
-    def run(self, source: str, scope: Mapping[str, Any]) -> str:
-        """Raises InvalidArgument with one line if the template does not compile or refuses."""
+    def compiled(self, source: str) -> Template:
+        """Raises InvalidArgument of the model."""
         try:
-            template = _compiled(source)
+            return _compiled(source)
         except COMPILE_ERRORS as error:
             raise _not_compiled(self.label, error) from None
+
+    def run(self, source: str, scope: Mapping[str, Any]) -> str:
+        """Raises InvalidArgument with one line if the template does not compile or refuses."""
+        template = self.compiled(source)
         try:
             return template.render(scope)
         except RENDER_ERRORS as error:

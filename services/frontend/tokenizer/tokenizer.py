@@ -74,12 +74,8 @@ class Tokenizer:
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
 
     def _introduction(self, template: ChatTemplate, *, guarded: bool) -> Introduction:
-        return Introduction(
-            template=template.default,
-            with_tools=template.with_tools,
-            named=template.named,
-            label=template.label,
-            variables=template.variables,
+        return Introduction.of(
+            template,
             added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
             marks=frozenset(mark for pair in THINKING_MARKS for mark in pair),
             normalizer=self._hf.normalizer,

@@ -26,10 +26,14 @@ class Introduction:
     named: Mapping[str, str]
     label: str  # of the template, in errors
     variables: Mapping[str, str]
-    added: Sequence[Mapping[str, Any]]  # tokens, as tokenizer.json has them
-    marks: Iterable[str]  # of reasoning
-    normalizer: Any  # of the tokenizers package
-    guarded: bool  # what users write spells no control tokens
+    added: Sequence[Mapping[str, Any]] = ()  # tokens, as tokenizer.json has them
+    marks: Iterable[str] = ()  # of reasoning
+    normalizer: Any = None  # of the tokenizers package
+    guarded: bool = False  # what users write spells no control tokens
+
+    @classmethod
+    def of(cls, template: ChatTemplate, **more: Any) -> Introduction:
+        return cls(template.default, template.with_tools, template.named, template.label, template.variables, **more)
 
     def encode(self) -> bytes:
         return pickle.dumps(self)
@@ -63,6 +67,7 @@ class Rendering:
         """Returns the shape for the template of such conversations; the first time it renders probes."""
         source = self.template.chosen(name=name, tools=tools)
         if source not in self._shapes:
+            self.template.compiled(source)
             self._shapes[source] = choose(self._probed(source), source)
         return self._shapes[source]
 

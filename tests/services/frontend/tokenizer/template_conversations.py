@@ -125,7 +125,7 @@ CONVERSATIONS: Mapping[str, Sent] = {
 
 
 def rendering(source: str) -> Rendering:
-    return Rendering(Introduction(source, None, {}, "it", VARIABLES, (), (), None, guarded=False))
+    return Rendering(Introduction(source, None, {}, "it", VARIABLES))
 
 
 def ours(made: Rendering, sent: Sent) -> str:
