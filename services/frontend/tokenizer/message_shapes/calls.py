@@ -37,6 +37,22 @@ def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
             written.append(_result(turn, names, shape))
         else:
             written.append(_without_null(turn))
+    return _gathered(written) if shape.call_text == "gathered" else written
+
+
+def _gathered(turns: Sequence[Message]) -> list[Message]:
+    """Joins the assistant's texts between two user turns in the last one, for templates where these alternate."""
+    written: list[Message] = []
+    earlier: int | None = None  # place of the last text since the user spoke
+    for turn in turns:
+        if turn["role"] == "user":
+            earlier = None
+        elif turn["role"] == "assistant" and not turn.get("tool_calls"):
+            if earlier is not None:
+                before = written.pop(earlier)
+                turn = {**before, **turn, "content": joined(before.get("content"), turn.get("content"))}  # noqa: PLW2901
+            earlier = len(written)
+        written.append(turn)
     return written
 
 
@@ -94,7 +110,7 @@ def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
         return
     calls = [_call(call, shape) for call in turn["tool_calls"]]
     text, reasoning = turn.get("content"), next((turn[name] for name in REASONING if turn.get(name)), "")
-    apart = shape.call_text == "split" or (reasoning and shape.call_reasoning == "split")
+    apart = shape.call_text != "together" or (reasoning and shape.call_reasoning == "split")
     bare = {name: value for name, value in turn.items() if name != "content"}
     if text and apart:
         yield {name: value for name, value in turn.items() if name != "tool_calls"}

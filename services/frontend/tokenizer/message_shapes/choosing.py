@@ -60,7 +60,7 @@ AXES = (
     ),
     Axis({"results": ("tool", "user"), "calls": ("native", "tagged", "text")}, probes.CALLS),
     _content_axis("tool"),
-    Axis({"call_text": ("together", "split")}, probes.CALL_TEXT),
+    Axis({"call_text": ("together", "split", "gathered")}, probes.CALL_TEXT),
     Axis({"parallel_calls": ("together", "split")}, probes.PARALLEL),
     Axis({"reasoning": ("fields", "parts")}, probes.REASONING),
     Axis({"call_reasoning": ("together", "split", "joined")}, probes.CALL_REASONING),

@@ -33,7 +33,8 @@ class MessageShape:
     calls: Literal["native", "tagged", "text"] = "native"
     results: Literal["tool", "user"] = "tool"  # the role that a tool's result has
     parallel_calls: Literal["together", "split"] = "together"  # "split": a turn for each call
-    call_text: Literal["together", "split"] = "together"  # text and calls of one turn
+    # text and calls of one turn; "gathered": in turns of their own, texts between two user turns in the last of them
+    call_text: Literal["together", "split", "gathered"] = "together"
     reasoning: Literal["fields", "parts"] = "fields"  # "parts": a content part of type thinking
     # reasoning, text and calls of one turn; "joined": the text follows the reasoning in the reasoning's field
     call_reasoning: Literal["together", "split", "joined"] = "together"
