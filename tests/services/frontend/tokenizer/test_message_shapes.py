@@ -1,6 +1,6 @@
 """Templates of 68 families with 23 conversations each: what transformers shows whole we write alike, and show the rest.
 
-Reference: the whole of transformers' apply_chat_template, with its normalisation, given arguments as an object or, where
+Reference: transformers' own apply_chat_template, with its normalisation, given arguments as an object or, where
 that does not show everything, as JSON text.
 """
 
