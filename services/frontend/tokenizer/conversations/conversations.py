@@ -14,9 +14,9 @@ from services.frontend.bounds.prompts import characters_of
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import TextSection
 from services.frontend.tokenizer.conversations import limits
-from services.frontend.tokenizer.conversations.lane import Lane, RenderBudget
 from services.frontend.tokenizer.conversations.rendering import Introduction
-from services.frontend.tokenizer.conversations.rendering_process import Late
+from services.frontend.tokenizer.conversations.rendering_process import OverBudget
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget, TemplateRunner
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from shared.errors import InvalidArgument
 from shared.logs import logger
@@ -33,19 +33,19 @@ class Conversations:
 
     def __init__(self, introduction: Introduction) -> None:
         self._label = introduction.label
-        self._light = Lane(introduction, LIGHT)
-        self._heavy = Lane(introduction, HEAVY)
+        self._light = TemplateRunner(introduction, LIGHT)
+        self._heavy = TemplateRunner(introduction, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         """Raises InvalidArgument."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self._light.sections(prompt)
-        except Late:
+        except OverBudget:
             log.info("a short conversation takes the chat template long", template=self._label)
         try:
             return await self._heavy.sections(prompt)
-        except Late:
+        except OverBudget:
             raise limits.over_time(self._label, HEAVY.processor_s) from None
 
     async def end(self, prompt: ChatPrompt, characters: int) -> str:

@@ -11,7 +11,7 @@ from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
 from services.frontend.tokenizer.message_shapes.choosing import Render, choose
-from services.frontend.tokenizer.message_shapes.probes import Probe
+from services.frontend.tokenizer.message_shapes.probes import ShapeProbe
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from services.frontend.tokenizer.message_shapes.shaping import offered, shaped
 from shared.errors import InvalidArgument
@@ -83,7 +83,7 @@ class Rendering:
     def _probed(self, source: str) -> Render:
         scope = {"documents": None, **self.introduction.variables}
 
-        def render(probe: Probe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
+        def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
             given = {"messages": messages, "tools": offered(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.open_turn})
 

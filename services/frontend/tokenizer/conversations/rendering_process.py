@@ -23,7 +23,7 @@ SHAPES = b""  # the question for the shapes of messages
 PROBING_S = 5.0  # processor time for all templates of a model; real ones take 0.04 s
 
 
-class Late(Exception):
+class OverBudget(Exception):
     """The time given with the question is used up."""
 
 
@@ -44,8 +44,8 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
         except limits.OverTime:
             return _told(late="")
         except MemoryError:
-            error = limits.over_memory(rendering.template.label)
-            return _told(message=error.message, field=error.field, reason=error.reason)
+            refusal = limits.over_memory(rendering.template.label)
+            return _told(message=refusal.message, field=refusal.field, reason=refusal.reason)
         except Exception as error:  # the next conversation is to be answered
             return _told(failed=f"{type(error).__name__}: {error}")
 
@@ -77,7 +77,7 @@ def encode(sections: Sequence[TextSection]) -> bytes:
 
 
 def decode(answer: bytes) -> list[TextSection]:
-    """Raises InvalidArgument, Internal, Late."""
+    """Raises InvalidArgument, Internal, OverBudget."""
     head, _, texts = answer.partition(END)
     found = _without_fault(json.loads(head))
     sections, start = [], 0
@@ -88,7 +88,7 @@ def decode(answer: bytes) -> list[TextSection]:
 
 
 def decode_shapes(answer: bytes) -> Mapping[str, MessageShape]:
-    """Raises InvalidArgument, Internal, Late."""
+    """Raises InvalidArgument, Internal, OverBudget."""
     found = _without_fault(json.loads(answer))
     return {name: MessageShape(**values) for name, values in found.items()}
 
@@ -98,7 +98,7 @@ def _without_fault(found: Any) -> Any:
         if "failed" in found:
             raise Internal(f"the chat template: {found['failed']}")
         if "late" in found:
-            raise Late
+            raise OverBudget
         if "message" in found:
             raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
     return found

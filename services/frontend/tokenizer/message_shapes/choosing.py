@@ -11,12 +11,12 @@ from typing import Any
 
 from services.frontend.tokenizer.message_shapes import probes
 from services.frontend.tokenizer.message_shapes.calls import TAG
-from services.frontend.tokenizer.message_shapes.probes import Probe
+from services.frontend.tokenizer.message_shapes.probes import ShapeProbe
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from services.frontend.tokenizer.message_shapes.shaping import shaped
 from shared.errors import InvalidArgument
 
-Render = Callable[[Probe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
+Render = Callable[[ShapeProbe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
 REFUSED = -1
 NONE_WORD = re.compile(r"\bNone\b")
 PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # of a dict or a part, as it is
@@ -28,13 +28,15 @@ class Axis:
     """Choices that are made together, since one works only with the other; the first of equals is taken."""
 
     choices: Mapping[str, tuple[str, ...]]
-    probes: tuple[Probe, ...]
+    probes: tuple[ShapeProbe, ...]
 
     def candidates(self, shape: MessageShape) -> Iterator[MessageShape]:
         """Yields those that change least first."""
         numbers = product(*(range(len(values)) for values in self.choices.values()))
         for chosen in sorted(numbers, key=lambda numbers: (sum(1 for number in numbers if number), sum(numbers))):
-            values = {name: self.choices[name][number] for name, number in zip(self.choices, chosen, strict=True)}
+            values: dict[str, Any] = {
+                name: self.choices[name][number] for name, number in zip(self.choices, chosen, strict=True)
+            }
             yield replace(shape, **values)
 
 
@@ -110,7 +112,7 @@ class _Scale:
                 break
         return best
 
-    def _score(self, probe: Probe, shape: MessageShape) -> int:
+    def _score(self, probe: ShapeProbe, shape: MessageShape) -> int:
         probe = self._usable(probe)
         try:
             text = self._render(probe, shaped(probe.messages, shape), shape)
@@ -121,7 +123,7 @@ class _Scale:
         spoiled = _faults(text) > _faults(around)
         return shown - spoiled
 
-    def _usable(self, probe: Probe) -> Probe:
+    def _usable(self, probe: ShapeProbe) -> ShapeProbe:
         """Offers tools, or none, where the template refuses the other whatever the messages are."""
         if bool(probe.tools) in self._around or not self._around:
             return probe

@@ -24,7 +24,7 @@ TOOLS: Sequence[Mapping[str, Any]] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ShapeProbe:
     """A conversation, and the words that have to be in what the template makes of it."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -65,11 +65,11 @@ def _calling(content: Any, *calls: Mapping[str, Any], **more: Any) -> Mapping[st
     return _turn("assistant", content, tool_calls=list(calls or (CALL,)), **more)
 
 
-PLAIN = Probe([USER], ("userword",), ())
-PLAIN_WITH_TOOLS = Probe([USER], ("userword",))
+PLAIN = ShapeProbe([USER], ("userword",), ())
+PLAIN_WITH_TOOLS = ShapeProbe([USER], ("userword",))
 
 
-def contents(role: str) -> tuple[Probe, ...]:
+def contents(role: str) -> tuple[ShapeProbe, ...]:
     """Returns conversations in which `role` speaks in parts, and in text."""
     before = [] if role in ("user", "system") else [USER]
     after = {"system": [USER], "assistant": [LAST], "tool": []}.get(role, [])
@@ -77,7 +77,7 @@ def contents(role: str) -> tuple[Probe, ...]:
         before = [USER, _calling(None)]
     more = {"tool_call_id": FIRST} if role == "tool" else {}
     return tuple(
-        Probe([*before, _turn(role, content, **more), *after], words)
+        ShapeProbe([*before, _turn(role, content, **more), *after], words)
         for content, words in (
             (_parts("firstpart", "secondpart"), ("firstpart", "secondpart")),
             ("onetext", ("onetext",)),
@@ -86,47 +86,55 @@ def contents(role: str) -> tuple[Probe, ...]:
 
 
 SYSTEM = (
-    Probe([_turn("system", "systemone"), USER], ("systemone", "userword")),
-    Probe([_turn("system", "systemone"), _turn("system", "systemtwo"), USER], ("systemone", "systemtwo", "userword")),
-    Probe(
+    ShapeProbe([_turn("system", "systemone"), USER], ("systemone", "userword")),
+    ShapeProbe(
+        [_turn("system", "systemone"), _turn("system", "systemtwo"), USER], ("systemone", "systemtwo", "userword")
+    ),
+    ShapeProbe(
         [_turn("system", "systemone"), USER, ANSWER, _turn("system", "systemtwo"), LAST],
         ("systemone", "systemtwo", "userword", "answerword", "lastword"),
     ),
-    Probe([USER, ANSWER, _turn("system", "systemtwo"), LAST], ("systemtwo", "userword", "answerword", "lastword")),
+    ShapeProbe([USER, ANSWER, _turn("system", "systemtwo"), LAST], ("systemtwo", "userword", "answerword", "lastword")),
 )
 DEVELOPER = (
-    Probe([_turn("developer", "developerone"), USER], ("developerone", "userword")),
-    Probe(
+    ShapeProbe([_turn("developer", "developerone"), USER], ("developerone", "userword")),
+    ShapeProbe(
         [_turn("system", "systemone"), _turn("developer", "developerone"), USER],
         ("systemone", "developerone", "userword"),
     ),
-    Probe(
+    ShapeProbe(
         [_turn("developer", "developerone"), USER, ANSWER, _turn("developer", "developertwo"), LAST],
         ("developerone", "developertwo", "userword", "answerword", "lastword"),
     ),
 )
-USER_TURNS = (Probe([USER, _turn("user", "secondword"), ANSWER, LAST], ("userword", "secondword", "lastword")),)
-ASSISTANT_TURNS = (Probe([USER, ANSWER, _turn("assistant", "secondword"), LAST], ("answerword", "secondword")),)
+USER_TURNS = (ShapeProbe([USER, _turn("user", "secondword"), ANSWER, LAST], ("userword", "secondword", "lastword")),)
+ASSISTANT_TURNS = (ShapeProbe([USER, ANSWER, _turn("assistant", "secondword"), LAST], ("answerword", "secondword")),)
 CALLS = (
-    Probe([USER, _calling(None), RESULT], CALL_WORDS),
-    Probe([USER, _calling(""), RESULT], CALL_WORDS),
-    Probe([USER, _calling(None), RESULT, ANSWER, LAST], (*CALL_WORDS, "answerword", "lastword")),
+    ShapeProbe([USER, _calling(None), RESULT], CALL_WORDS),
+    ShapeProbe([USER, _calling(""), RESULT], CALL_WORDS),
+    ShapeProbe([USER, _calling(None), RESULT, ANSWER, LAST], (*CALL_WORDS, "answerword", "lastword")),
 )
 CALL_TEXT = (
-    Probe([USER, _calling("textword"), RESULT], (*CALL_WORDS, "textword")),
-    Probe([USER, _calling("textword"), RESULT, ANSWER, LAST], ("lastword",)),  # not refused; it may leave texts out
+    ShapeProbe([USER, _calling("textword"), RESULT], (*CALL_WORDS, "textword")),
+    ShapeProbe(
+        [USER, _calling("textword"), RESULT, ANSWER, LAST], ("lastword",)
+    ),  # not refused; it may leave texts out
 )
 PARALLEL = (
-    Probe(
+    ShapeProbe(
         [USER, _calling(None, CALL, SECOND_CALL), RESULT, SECOND_RESULT],
         (*CALL_WORDS, "probe_second", "secondplace", "secondresult"),
     ),
 )
 REASONING = (
-    Probe([USER, _calling(None, reasoning="thoughtword"), RESULT], (*CALL_WORDS, "thoughtword")),
-    Probe([USER, _turn("assistant", "answerword", reasoning="thoughtword")], ("answerword", "thoughtword"), (), False),
-    Probe([USER, _turn("assistant", "answerword", reasoning="thoughtword"), LAST], ("answerword", "thoughtword"), ()),
+    ShapeProbe([USER, _calling(None, reasoning="thoughtword"), RESULT], (*CALL_WORDS, "thoughtword")),
+    ShapeProbe(
+        [USER, _turn("assistant", "answerword", reasoning="thoughtword")], ("answerword", "thoughtword"), (), False
+    ),
+    ShapeProbe(
+        [USER, _turn("assistant", "answerword", reasoning="thoughtword"), LAST], ("answerword", "thoughtword"), ()
+    ),
 )
 CALL_REASONING = (
-    Probe([USER, _calling("textword", reasoning="thoughtword"), RESULT], (*CALL_WORDS, "textword", "thoughtword")),
+    ShapeProbe([USER, _calling("textword", reasoning="thoughtword"), RESULT], (*CALL_WORDS, "textword", "thoughtword")),
 )

@@ -38,20 +38,24 @@ async def prompts(tmp_path: Path, family: str, *calls: tuple[str, dict[str, Any]
 )
 async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_api(tmp_path: Path, family: str) -> None:
     """ct09, ct11, ct12: vllm#54337, sglang#9898, opencode#1680."""
-    tools = [WEATHER]
+    shows_tools = "tools" in source(family)
     flat = {"type": "function", **WEATHER["function"]}
     item = {"type": "function_call", "call_id": CALL_ID, **FUNCTION}
     output = {"type": "function_call_output", "call_id": CALL_ID, "output": "5 degrees"}
     block = {"type": "tool_use", "id": CALL_ID, "name": "get_weather", "input": {"city": "Oslo"}}
     result = {"type": "tool_result", "tool_use_id": CALL_ID, "content": "5 degrees"}
     own = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+
+    def offered(tool: dict[str, Any]) -> dict[str, Any]:
+        return {"tools": [tool]} if shows_tools else {}
+
     unnamed = {"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
     shown = await prompts(
         tmp_path,
         family,
-        ("/v1/chat/completions", {"messages": looped(), "tools": tools}),
-        ("/v1/chat/completions", {"messages": looped(content=""), "tools": tools}),
-        ("/v1/responses", {"input": [*ASK, item, output], "tools": [flat]}),
+        ("/v1/chat/completions", {"messages": looped(), **offered(WEATHER)}),
+        ("/v1/chat/completions", {"messages": looped(content=""), **offered(WEATHER)}),
+        ("/v1/responses", {"input": [*ASK, item, output], **offered(flat)}),
         (
             "/v1/messages",
             {
@@ -61,7 +65,7 @@ async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_a
                     {"role": "assistant", "content": [block]},
                     {"role": "user", "content": [result]},
                 ],
-                "tools": [own],
+                **offered(own),
             },
         ),
         (
@@ -72,7 +76,7 @@ async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_a
                     {"role": "assistant", "content": "", "tool_calls": [unnamed]},
                     {"role": "tool", "tool_name": "get_weather", "content": "5 degrees"},
                 ],
-                "tools": tools,
+                **offered(WEATHER),
                 "stream": False,
             },
         ),

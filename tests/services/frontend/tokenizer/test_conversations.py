@@ -16,8 +16,8 @@ from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.request.request import ChatPrompt, Request, Sampling
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from services.frontend.tokenizer.conversations.conversations import Conversations
-from services.frontend.tokenizer.conversations.lane import RenderBudget
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 from shared.pb.common.v1.sampling_pb2 import StructuredOutput

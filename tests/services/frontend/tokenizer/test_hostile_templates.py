@@ -11,8 +11,8 @@ import pytest
 
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.conversations import conversations as module
-from services.frontend.tokenizer.conversations import lane, rendering_process
-from services.frontend.tokenizer.conversations.lane import RenderBudget
+from services.frontend.tokenizer.conversations import rendering_process, template_runner
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
@@ -44,7 +44,7 @@ def said(*texts: str) -> ChatPrompt:
 
 @pytest.fixture(autouse=True)
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "PROBING", RenderBudget(rendering_process.PROBING_S, 1.0))
+    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, 1.0))
     monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, 1.0))
     monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, 1.0))
 

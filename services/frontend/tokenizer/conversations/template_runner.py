@@ -30,7 +30,7 @@ class RenderBudget:
 PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
 
 
-class Lane:
+class TemplateRunner:
     """Owns the process, which is asked about one conversation after the other, those of few messages first."""
 
     def __init__(self, introduction: Introduction, budget: RenderBudget) -> None:
@@ -42,7 +42,7 @@ class Lane:
         self._refused: InvalidArgument | None = None  # what is wrong with the template itself
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Raises InvalidArgument, and Late when the budget is used up."""
+        """Raises InvalidArgument, and OverBudget when the budget is used up."""
         async with self._turns.turn(len(prompt.messages) + len(prompt.tools)):
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._sections, prompt)
 
@@ -60,7 +60,7 @@ class Lane:
             return None
         try:
             return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
-        except rendering_process.Late:
+        except rendering_process.OverBudget:
             self._refused = limits.over_time(self._label, PROBING.processor_s)
         except InvalidArgument as error:
             self._refused = error
@@ -73,7 +73,7 @@ class Lane:
                 return self._child.ask(question, budget.elapsed_s)
             except ChildEnded as ended:
                 if ended.status is None:
-                    raise rendering_process.Late from None
+                    raise rendering_process.OverBudget from None
         raise limits.over_memory(self._label)  # it has been killed or could not even say so
 
     @property
