@@ -8,7 +8,6 @@ with little time for each, and one for the others and for what takes the first o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 
 from services.frontend.bounds.prompts import characters_of
 from services.frontend.request.request import ChatPrompt
@@ -64,17 +63,16 @@ class Conversations:
 
     def start(self) -> None:
         """Starts the processes, so that no request waits for it, and logs the shape of messages."""
-        self._light.in_thread().submit(self._report)
-        self._heavy.in_thread().submit(self._begin_heavy)
+        self._light.thread.submit(self._report)
+        self._heavy.thread.submit(self._begin_heavy)
 
     def shapes(self) -> Mapping[str, MessageShape]:
         """Waits for the shapes of messages that were chosen, by the name of the template. Raises InvalidArgument."""
-        found: Future[Mapping[str, MessageShape] | None] = self._light.in_thread().submit(self._light.shapes_once)
-        return found.result() or {}
+        return self._light.thread.submit(self._light.shapes).result()
 
     def _report(self) -> None:
         try:
-            shapes = self._light.shapes_once() or {}
+            shapes = self._light.shapes()
         except InvalidArgument as error:
             log.error("the chat template cannot be used", template=self._label, reason=error.message)
             return
@@ -83,7 +81,7 @@ class Conversations:
 
     def _begin_heavy(self) -> None:
         try:
-            self._heavy.shapes_once()
+            self._heavy.shapes()
         except InvalidArgument:
             log.debug("the second process of the chat template cannot use it either", template=self._label)
 

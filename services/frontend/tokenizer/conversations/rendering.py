@@ -71,6 +71,11 @@ class Rendering:
             self._shapes[source] = choose(self._probed(source), source)
         return self._shapes[source]
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether the shapes of all templates are chosen."""
+        return len(self._shapes) == len(self.template.sources)
+
     def shapes(self) -> dict[str, MessageShape]:
         """Returns those of all templates, by name."""
         if self.template.default is None and not self.template.named:

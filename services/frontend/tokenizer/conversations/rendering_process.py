@@ -53,8 +53,9 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
 
 
 def _answer(rendering: Rendering, message: bytes) -> bytes:
-    with limits.processor_time(PROBING_S):
-        shapes = rendering.shapes()  # kept, so that only the first question waits for them
+    if message == SHAPES or not rendering.has_shapes:
+        with limits.processor_time(PROBING_S):
+            shapes = rendering.shapes()
     if message == SHAPES:
         return json.dumps({name: asdict(shape) for name, shape in shapes.items()}).encode() + END
     prompt, seconds = pickle.loads(message)

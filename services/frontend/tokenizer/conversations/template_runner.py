@@ -39,6 +39,7 @@ class TemplateRunner:
         self._budget = budget
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._turns = SmallestFirst(1)
+        self._shapes: Mapping[str, MessageShape] = {}
         self._refused: InvalidArgument | None = None  # what is wrong with the template itself
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
@@ -48,23 +49,26 @@ class TemplateRunner:
 
     def _sections(self, prompt: ChatPrompt) -> list[TextSection]:
         question = rendering_process.question(prompt, self._budget.processor_s)
-        self.shapes_once()
+        self.shapes()
         return rendering_process.decode(self._ask(question, self._budget))
 
-    def shapes_once(self) -> Mapping[str, MessageShape] | None:
-        """Has a process that is not running begin, and returns the shapes that it chooses; None of one that runs.
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """Has a process begin if none runs, and returns the shapes that were chosen, by the name of the template.
         Raises InvalidArgument where the template cannot be used at all."""
         if self._refused is not None:
             raise self._refused
-        if self._child.pid is not None:
-            return None
+        if self._child.pid is None:
+            self._shapes = self._chosen()
+        return self._shapes
+
+    def _chosen(self) -> Mapping[str, MessageShape]:
         try:
             return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
         except rendering_process.OverBudget:
             self._refused = limits.over_time(self._label, PROBING.processor_s)
         except InvalidArgument as error:
             self._refused = error
-        self.close_process()
+        self._child.close()
         raise self._refused
 
     def _ask(self, question: bytes, budget: RenderBudget) -> bytes:
@@ -81,11 +85,10 @@ class TemplateRunner:
         """Of the process, while there is one."""
         return self._child.pid
 
-    def in_thread(self) -> ThreadPoolExecutor:
+    @property
+    def thread(self) -> ThreadPoolExecutor:
+        """The one that speaks with the process."""
         return self._thread
-
-    def close_process(self) -> None:
-        self._child.close()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

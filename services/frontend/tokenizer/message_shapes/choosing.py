@@ -64,6 +64,7 @@ AXES = (
     _content_axis("tool"),
     Axis({"call_text": ("together", "split", "gathered")}, probes.CALL_TEXT),
     Axis({"parallel_calls": ("together", "split")}, probes.PARALLEL),
+    Axis({"after_results": ("kept", "answered")}, probes.AFTER_RESULTS),
     Axis({"reasoning": ("fields", "parts")}, probes.REASONING),
     Axis({"call_reasoning": ("together", "split", "joined")}, probes.CALL_REASONING),
 )

@@ -126,6 +126,7 @@ PARALLEL = (
         (*CALL_WORDS, "probe_second", "secondplace", "secondresult"),
     ),
 )
+AFTER_RESULTS = (ShapeProbe([USER, _calling(None), RESULT, LAST], (*CALL_WORDS, "lastword")),)
 REASONING = (
     ShapeProbe([USER, _calling(None, reasoning="thoughtword"), RESULT], (*CALL_WORDS, "thoughtword")),
     ShapeProbe(

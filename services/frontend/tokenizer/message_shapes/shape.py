@@ -39,6 +39,8 @@ class MessageShape:
     # reasoning, text and calls of one turn; "joined": the text follows the reasoning in the reasoning's field
     call_reasoning: Literal["together", "split", "joined"] = "together"
 
+    # a user's turn after a tool's result; "answered": an assistant's turn, ANSWER, stands between them
+    after_results: Literal["kept", "answered"] = "kept"
     tools: Literal["null", "list"] = "null"  # where none are offered
 
     def changes(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from services.frontend.tokenizer.message_shapes.contents import joined, with_con
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 Message = Mapping[str, Any]
+ANSWER = "OK."
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
 
 
@@ -17,6 +18,8 @@ def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
     """Returns new messages; those given stay as they are."""
     turns = instructions.placed(messages, shape)
     turns = calls.placed(turns, shape)
+    if shape.after_results == "answered":
+        turns = _answered(turns)
     turns = [_with_reasoning(turn, shape) for turn in turns]
     turns = [with_content(turn, shape) for turn in turns]
     return _merged(turns, shape)
@@ -41,6 +44,16 @@ def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
 
 def reasoning_of(turn: Message) -> str:
     return next((str(turn[name]) for name in REASONING_FIELDS if turn.get(name)), "")
+
+
+def _answered(turns: Sequence[Message]) -> list[Message]:
+    """Answers results that the user speaks after, where the template refuses two turns of the user otherwise."""
+    written: list[Message] = []
+    for turn in turns:
+        if turn["role"] == "user" and written and written[-1]["role"] == "tool":
+            written.append({"role": "assistant", "content": ANSWER})
+        written.append(turn)
+    return written
 
 
 def _merged(turns: Sequence[Message], shape: MessageShape) -> list[Message]:

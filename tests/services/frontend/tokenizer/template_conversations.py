@@ -120,6 +120,13 @@ CONVERSATIONS: Mapping[str, Sent] = {
         [ASK, SAID, turn("user", parts("And Bergen?", "Or Voss?"))], ("And Bergen?", "Or Voss?", "Five degrees.")
     ),
     "result in parts": Sent(loop(None, turn("tool", parts("rain_at_five"), tool_call_id=ID)), SHOWN, tools=TOOLS),
+    # theia#17104, mini-swe-agent#759: refused by templates in which roles alternate
+    "user after result": Sent([*loop(None), THANKS], (*SHOWN, "Thanks, and Bergen?"), tools=TOOLS),
+    # raycast-openai-translator#34
+    "system, users in a row": Sent(
+        [turn("system", "Translate."), ASK, turn("user", "<5984>Quickly!")],
+        ("Translate.", "Weather in Oslo?", "<5984>Quickly!"),
+    ),
     "users in a row": Sent([ASK, turn("user", "Quickly!")], ("Weather in Oslo?", "Quickly!")),
 }
 

@@ -24,6 +24,7 @@ from shared.pb.common.v1.sampling_pb2 import StructuredOutput
 from tests.priorities import has_stepped_back
 from tests.services.frontend.talking import talking_folder
 from tests.services.frontend.tiny_folder import CHATML, END, write_folder
+from tests.services.frontend.tokenizer.template_families import source
 
 TEMPLATE = (
     "{% if messages[0].content == 'odd' %}{{ raise_exception('it is odd') }}{% endif %}"
@@ -133,6 +134,29 @@ async def test_nothing_of_a_template_runs_in_this_process(
         monkeypatch.setattr(ChatTemplate, name, None)
     assert await conversations.sections(said(*["hello"] * 4000))
     assert await conversations.sections(said("hello"))
+
+
+def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "quire.conversations")
+    for template, expected in ((source("mistral nemo"), "nine"), (source("qwen2.5"), "given")):
+        caplog.clear()
+        with contextlib.closing(Tokenizer(write_folder(tmp_path, chat_template=template), 1)) as tokenizer:
+            tokenizer.conversations.start()
+            assert tokenizer.conversations.shapes()["default"].call_ids == expected
+        (line,) = [record for record in caplog.records if record.getMessage() == "chat template"]
+        assert line.__dict__["values"] | {"name": "default", "call_ids": expected} == line.__dict__["values"]
+        assert line.__dict__["values"]["template"] == "tokenizer_config.json"
+
+
+def test_a_template_that_does_not_compile_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_folder(tmp_path, chat_template="{{ messages | no_such_filter }}")
+    with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:
+        tokenizer.conversations.start()
+        with pytest.raises(InvalidArgument, match=r"tokenizer_config\.json does not compile: No filter named"):
+            tokenizer.conversations.shapes()
+    assert [record.levelname for record in caplog.records if record.name == "quire.conversations"] == ["ERROR"]
 
 
 async def test_they_step_back_behind_what_clients_wait_for(conversations: Conversations) -> None:

@@ -1,4 +1,4 @@
-"""Templates of 68 families with 23 conversations each: what transformers shows whole we write alike, and show the rest.
+"""Templates of 68 families with 25 conversations each: what transformers shows whole we write alike, and show the rest.
 
 Reference: transformers' own apply_chat_template, with its normalisation, given arguments as an object or, where
 that does not show everything, as JSON text.
