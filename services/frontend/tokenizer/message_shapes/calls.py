@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.request.conversation import NO_JSON
-from services.frontend.tokenizer.message_shapes.contents import joined, text_of
+from services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, text_of
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 from shared import inner_json
 
@@ -16,10 +16,10 @@ Message = Mapping[str, Any]
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 ID_LENGTH = 9
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Returns the turns with calls and results as the template reads them."""
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
     if shape.call_ids != "given" or shape.result_names == "function" or shape.parallel_calls == "split":
@@ -83,25 +83,24 @@ def _with_ids(turns: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
-    """Gives each call of a turn a turn of its own, with its result after it; the first keeps text and reasoning."""
+    """Gives each call of a turn a turn of its own, with its results after it; the first keeps text and reasoning."""
     written: list[Message] = []
-    pending: list[Message] = []  # calls whose results follow
-    for turn in turns:
-        if turn["role"] != "tool":
-            written.extend(pending)
-            pending = []
+    waiting = list(turns)
+    while waiting:
+        turn = waiting.pop(0)
         calls = turn.get("tool_calls") or ()
-        if len(calls) > 1:
-            first, *rest = ({**turn, "tool_calls": [call]} for call in calls)
-            written.append(first)
-            pending = [{"role": turn["role"], "content": None, "tool_calls": one["tool_calls"]} for one in rest]
+        if len(calls) < 2:
+            written.append(turn)
             continue
-        asked = next((one for one in pending if one["tool_calls"][0].get("id") == turn.get("tool_call_id")), None)
-        if asked is not None:
-            pending = [one for one in pending if one is not asked]
-            written.append(asked)
-        written.append(turn)
-    return written + pending
+        count = next((place for place, other in enumerate(waiting) if other["role"] != "tool"), len(waiting))
+        results, waiting = waiting[:count], waiting[count:]
+        for number, call in enumerate(calls):
+            kept = turn if number == 0 else {"role": turn["role"], "content": None}
+            written.append({**kept, "tool_calls": [call]})
+            written += [result for result in results if result["tool_call_id"] == call["id"]]
+        known = {call["id"] for call in calls}
+        written += [result for result in results if result["tool_call_id"] not in known]
+    return written
 
 
 def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
@@ -109,15 +108,15 @@ def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
         yield _as_text(turn, shape)
         return
     calls = [_call(call, shape) for call in turn["tool_calls"]]
-    text, reasoning = turn.get("content"), next((turn[name] for name in REASONING if turn.get(name)), "")
+    text, reasoning = turn.get("content"), reasoning_of(turn)
     apart = shape.call_text != "together" or (reasoning and shape.call_reasoning == "split")
     bare = {name: value for name, value in turn.items() if name != "content"}
     if text and apart:
         yield {name: value for name, value in turn.items() if name != "tool_calls"}
-        bare = {name: value for name, value in bare.items() if name not in REASONING}
+        bare = {name: value for name, value in bare.items() if name not in REASONING_FIELDS}
         text = None
     elif text and reasoning and shape.call_reasoning == "joined":
-        bare |= dict.fromkeys(REASONING, joined(reasoning, text_of(text)))
+        bare |= dict.fromkeys(REASONING_FIELDS, joined(reasoning, text_of(text)))
         text = None
     yield {**bare, **_call_content(text, shape), "tool_calls": calls}
 

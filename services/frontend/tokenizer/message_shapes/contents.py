@@ -1,4 +1,4 @@
-"""The content of a message: absent, a text, or a list of parts."""
+"""The content of a message (absent, a text, or a list of parts) and its reasoning."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
 
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
 SEPARATOR = "\n"  # between texts of one message
 
 
@@ -15,6 +16,10 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return SEPARATOR.join(part["text"] for part in content if part.get("type") == "text")
+
+
+def reasoning_of(turn: Mapping[str, Any]) -> str:
+    return next((str(turn[name]) for name in REASONING_FIELDS if turn.get(name)), "")
 
 
 def last_text(content: Any) -> str:

@@ -13,6 +13,7 @@ ROLES = ("system", "developer")
 
 
 def placed(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Returns the messages with system and developer turns as the template reads them."""
     roles = [message["role"] for message in messages]
     if not {*ROLES} & {*roles}:
         return list(messages)

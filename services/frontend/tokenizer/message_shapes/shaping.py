@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend.tokenizer.message_shapes import calls, instructions
-from services.frontend.tokenizer.message_shapes.contents import joined, with_content
+from services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, with_content
 from services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 Message = Mapping[str, Any]
 ANSWER = "OK."
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
 
 
 def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
@@ -40,10 +39,6 @@ def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
     content = rest.get("content") or []
     said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     return {**rest, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
-
-
-def reasoning_of(turn: Message) -> str:
-    return next((str(turn[name]) for name in REASONING_FIELDS if turn.get(name)), "")
 
 
 def _answered(turns: Sequence[Message]) -> list[Message]:

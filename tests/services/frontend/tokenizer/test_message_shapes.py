@@ -132,6 +132,15 @@ def test_texts_between_calls_stay_in_order_where_turns_alternate() -> None:
     assert places == sorted(places)
 
 
+def test_results_in_another_order_follow_their_calls_where_each_call_is_a_turn() -> None:
+    rendering = sent.rendering(source("gpt-oss"))
+    turns = [sent.ASK, looped(None, sent.OSLO, sent.TIME), sent.NOON, FIVE]
+    text = sent.ours(rendering, Sent(turns, (), tools=TOOLS))
+    places = [text.index(word) for word in ("Oslofjord", "rain_at_five", "Tromsdal", "noon_sharp")]
+    assert places == sorted(places)
+    assert '<|start|>functions.get_time to=assistant<|channel|>commentary<|message|>"noon_sharp"' in text
+
+
 def test_the_open_answer_goes_on_behind_its_last_part() -> None:
     rendering = sent.rendering(source("smolvlm"))
     last = {"role": "assistant", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two "}]}
