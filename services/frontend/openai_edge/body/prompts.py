@@ -42,7 +42,7 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
     return ChatPrompt(
-        [_message(message) for message in messages],
+        [read_message(message) for message in messages],
         open_turn=body.add_generation_prompt and not body.continue_final_message,
         continue_last=body.continue_final_message,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
@@ -52,7 +52,8 @@ def chat_prompt(
     )
 
 
-def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message of a body as chat templates get it. Raises InvalidArgument, Unimplemented."""
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from services.frontend.openai_edge.body.prompts import _message as edge_message
+from services.frontend.openai_edge.body.prompts import read_message
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
 from shared.errors import InvalidArgument
@@ -137,7 +137,7 @@ def rendering(source: str) -> Rendering:
 
 def ours(made: Rendering, sent: Sent) -> str:
     """As /v1/chat/completions has it; raises InvalidArgument."""
-    messages = [edge_message(message) for message in sent.messages]
+    messages = [read_message(message) for message in sent.messages]
     prompt = ChatPrompt(messages, open_turn=sent.open_turn, tools=sent.tools, template_variables=sent.variables)
     return made.sections(prompt)[0].text
 
