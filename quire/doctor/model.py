@@ -25,6 +25,8 @@ def look(model: str, revision: str, device: str) -> Iterator[Finding]:
     yield from told("model", lambda: _architecture(folder), "see the README for the architectures that are served")
     if folder.is_dir():
         yield _tokenizer(folder)
+        advice = "correct the template, or name another one with --chat-template"
+        yield from told("chat template", lambda: _chat_template(folder), advice)
         yield _weights(folder, device)
 
 
@@ -41,6 +43,17 @@ def _tokenizer(folder: Path) -> Finding:
         return ok("tokenizer", "tokenizer.json and a chat template")
     advice = "completions work; for chats name a template with --chat-template"
     return warning("tokenizer", "tokenizer.json, but no chat template", advice)
+
+
+def _chat_template(folder: Path) -> Iterator[Finding]:
+    """Tells, of each template, how messages differ from what transformers would give it."""
+    try:
+        shapes = importlib.import_module("services.frontend.tokenizer.template_shapes")
+    except ModuleNotFoundError:  # an image of workers alone
+        return
+    found = shapes.of_folder(folder)
+    for name, shape in found.items():
+        yield ok("chat template", f"{name}: messages {shape.described()}")
 
 
 def _names_template(path: Path) -> bool:

@@ -51,8 +51,8 @@ class Child:
         if self._process is None:
             self._start()
 
-    def ask(self, message: bytes) -> bytes:
-        """Its answer; ChildEnded. Internal if it cannot be started."""
+    def ask(self, message: bytes, longest_s: float | None = None) -> bytes:
+        """Its answer; ChildEnded, also after `longest_s`. Internal if it cannot be started."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -60,8 +60,8 @@ class Child:
             write(process.stdin, message)
         except BrokenPipeError:  # it has been killed from outside while nobody asked
             self.close()
-            return self.ask(message)
-        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S)
+            return self.ask(message, longest_s)
+        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT_S if longest_s is None else longest_s)
         answer = read(process.stdout) if ready else None
         if answer is not None:
             return answer
@@ -74,6 +74,10 @@ class Child:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+    def __del__(self) -> None:
+        """Ends the process of an owner that was never closed."""
+        self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with tempfile.TemporaryFile() as words:

@@ -117,7 +117,9 @@ class FrontendSettings(Settings):
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )
-    chat_template: str = Field("", description="file with a Jinja chat template; default: the model's own")
+    chat_template: str = Field(
+        "", description="file with a Jinja chat template, or the name of one of the model's; default: the model's own"
+    )
     control_tokens: Literal["none", "raw_prompts", "everywhere"] = Field(
         "raw_prompts",
         description="where a request that spells a control token gets one: none, raw_prompts (of completions and of "

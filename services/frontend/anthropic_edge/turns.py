@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +68,7 @@ def _call(block: Block, place: str) -> Mapping[str, Any]:
     name, arguments = block.get("name"), block.get("input", {})
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise InvalidArgument(f"{place}: a block of type tool_use needs a name and an input object", field="messages")
-    return conversation.tool_call(str(block.get("id") or ""), name, json.dumps(arguments))
+    return conversation.tool_call(str(block.get("id") or ""), name, arguments)
 
 
 def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[str, Any]]:

@@ -27,7 +27,7 @@ LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 FIELDS: Mapping[str, Schema] = {
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
-    "chat_template": {"type": "null"},  # of a request's own: none is run
+    "chat_template": {"type": ["string", "null"], "pattern": "^[A-Za-z0-9_.-]{0,64}$"},  # a name of the model's
     "dimensions": DIMENSIONS,
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "guided_choice": {"minItems": 1, "items": {"minLength": 1}},

@@ -159,7 +159,7 @@ def _call(number: int, call: Any) -> Mapping[str, Any]:
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise InvalidArgument("messages: a tool call needs a function with a name and arguments", field="messages")
-    return conversation.tool_call(str(call.get("id") or f"call_{number}"), name, json.dumps(arguments))
+    return conversation.tool_call(str(call.get("id") or f"call_{number}"), name, arguments)
 
 
 def embed_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared import inner_json
@@ -14,7 +14,7 @@ NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which
 
 def message(
     role: str,
-    content: str | None,
+    content: str | Sequence[Mapping[str, str]] | None,
     *,
     name: str | None = None,
     tool_calls: Iterable[Mapping[str, Any]] = (),
@@ -32,22 +32,23 @@ def message(
     if tool_call_id:
         written["tool_call_id"] = tool_call_id
     if reasoning:
-        written["reasoning"] = written["reasoning_content"] = reasoning  # templates use either name
+        written["reasoning"] = reasoning  # the chat template gets it under the name that it reads
     return written
 
 
-def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """`arguments`: JSON text; templates want the object, so that they can write it their own way. Text that is none is
-    a call that was cut off, or the model's slip: a refusal would end the conversation, of which it stays a part."""
-    try:
-        parsed = inner_json.read(arguments or "{}")
-    except json.JSONDecodeError:
-        parsed = {NO_JSON: arguments}
-    except ValueError as error:
-        raise InvalidArgument(
-            f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
-        ) from None
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": parsed}}
+def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments`: an object, or JSON text, which the chat template gets as it needs it. Text that is no JSON is a call
+    that was cut off, or the model's slip: a refusal would end the conversation, of which it stays a part."""
+    if isinstance(arguments, str):
+        try:
+            inner_json.read(arguments or "{}")
+        except json.JSONDecodeError:
+            pass
+        except ValueError as error:
+            raise InvalidArgument(
+                f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
+            ) from None
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def call_arguments(text: str) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages, put through the chat template: role, content (text), and where given name, tool_calls, tool_call_id."""
+    """Messages, put through the chat template: role, content (text, a list of text parts, or None), and where given
+    name, tool_calls, tool_call_id, reasoning. A tool call's arguments are an object or JSON text."""
 
     messages: Sequence[Mapping[str, Any]]
     open_turn: bool = True  # the template ends with the start of the assistant's answer
@@ -50,6 +51,7 @@ class ChatPrompt:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False  # templates write them themselves
     tools: Sequence[Mapping[str, Any]] = ()  # as the template shows them: OpenAI's form
+    template: str = ""  # name of one of the model's templates; empty: its default
 
 
 Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt

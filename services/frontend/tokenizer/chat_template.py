@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -14,12 +13,14 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import show_private
-from services.frontend.tokenizer.folder import read_optional, special_tokens
+from services.frontend.tokenizer.message_shapes.contents import last_text
 from shared.errors import InvalidArgument
 
 Message = Mapping[str, Any]
+COMPILE_ERRORS = (TemplateError, RecursionError, ValueError, SyntaxError)
+RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+ERROR_CHARACTERS = 500
 
 
 class _Generation(Extension):
@@ -48,8 +49,17 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own, leaves <, > and characters beyond ASCII alone: the reader is a model, not a browser."""
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
     return show_private(text) if ensure_ascii else text
+
+
+def _listed(value: Any) -> list[Any]:
+    """Takes what a filter such as map has left unfinished."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -65,29 +75,46 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """Refuses with InvalidArgument what the template refuses, and everything when the model has none."""
 
-    def __init__(self, source: str | None, variables: Mapping[str, str], with_tools: str | None = None) -> None:
-        """`with_tools`: another one, for conversations that offer tools."""
-        self._template = _compiled(source) if source is not None else None
-        self._with_tools = _compiled(with_tools) if with_tools is not None else self._template
+    def __init__(
+        self,
+        source: str | None,
+        variables: Mapping[str, str],
+        with_tools: str | None = None,
+        named: Mapping[str, str] | None = None,
+        label: str = "chat_template",
+    ) -> None:
+        """`with_tools`: the template of conversations that offer tools. `named`: others, which a request may choose.
+        `label`: the name in errors. Syntax is checked here; templates are compiled when they are first used."""
         self.variables = variables
         self.with_tools = with_tools
         self.default = source
-        self.source = (source or "") + (with_tools or "")
+        self.named = dict(named or {})
+        self.label = label
+        self.source = "".join(self.sources)
+        for text in self.sources:
+            _check_syntax(text, label)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every template once."""
+        return tuple(dict.fromkeys(filter(None, (self.default, self.with_tools, *self.named.values()))))
 
     @property
     def shows_tools(self) -> bool:
         return "tools" in self.source
 
-    def text_of(self, prompt: ChatPrompt) -> str:
-        if not prompt.messages:
-            raise InvalidArgument("messages must hold at least one message", field="messages")
-        return self.render(
-            prompt.messages,
-            tools=prompt.tools,
-            open_turn=prompt.open_turn,
-            continue_last=prompt.continue_last,
-            variables=prompt.template_variables,
-        )
+    def chosen(self, *, name: str = "", tools: bool = False) -> str:
+        """Returns the template that a conversation is put through."""
+        if name and name not in self.named:
+            available = f"available: {', '.join(sorted(self.named))}" if self.named else "the model has none"
+            raise InvalidArgument(
+                f"chat_template: a request's own template is not run, only a named one of the model; {available}",
+                field="chat_template",
+            )
+        source = self.named[name] if name else self.with_tools if tools and self.with_tools else self.default
+        if source is None:
+            raise InvalidArgument("messages: this model has no chat template; send a prompt instead", field="messages")
+        return source
 
     def render(
         self,
@@ -97,53 +124,66 @@ class ChatTemplate:
         continue_last: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        no_tools: Sequence[Mapping[str, Any]] | None = None,
+        name: str = "",
     ) -> str:
-        """`open_turn`: end with the start of the assistant's answer. `continue_last`: leave the last message open."""
-        template = self._with_tools if tools else self._template
-        if template is None:
-            raise InvalidArgument("messages: this model has no chat template; send a prompt instead", field="messages")
+        """`no_tools`: the value of tools where there are none. `open_turn`: end with the start of the assistant's
+        answer. `continue_last`: leave the last message open."""
+        source = self.chosen(name=name, tools=bool(tools))
         scope = {
             "documents": None,  # templates ask whether these are none
             **self.variables,
             **variables,
             "messages": messages,
-            "tools": list(tools) or None,
+            "tools": list(tools) or no_tools,
             "add_generation_prompt": open_turn,
         }
-        try:
-            text = template.render(scope)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise InvalidArgument(f"messages: the chat template refuses them: {error}", field="messages") from None
+        text = self.run(source, scope)
         return _cut_after(text, messages[-1]) if continue_last else text
 
+    def compiled(self, source: str) -> Template:
+        """Raises InvalidArgument of the model."""
+        try:
+            return _compiled(source)
+        except COMPILE_ERRORS as error:
+            raise _not_compiled(self.label, error) from None
 
-@lru_cache(maxsize=8)  # whoever guards a template compiles it again
+    def run(self, source: str, scope: Mapping[str, Any]) -> str:
+        """Raises InvalidArgument with one line if the template does not compile or refuses."""
+        template = self.compiled(source)
+        try:
+            return template.render(scope)
+        except RENDER_ERRORS as error:
+            raise InvalidArgument(
+                f"messages: the chat template {self.label} refuses them: {one_line(error)}", field="messages"
+            ) from None
+
+
+@lru_cache(maxsize=8)
 def _compiled(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+def _check_syntax(source: str, label: str) -> None:
+    """Parses only: to compile a template can take any time, since constants of it are computed."""
     try:
-        return _environment().from_string(source)
-    except TemplateError as error:
-        raise InvalidArgument(f"model: its chat template does not compile: {error}", field="model") from None
+        _environment().parse(source)
+    except COMPILE_ERRORS as error:
+        raise _not_compiled(label, error) from None
+
+
+def _not_compiled(label: str, error: Exception) -> InvalidArgument:
+    return InvalidArgument(f"model: its chat template {label} does not compile: {one_line(error)}", field="model")
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= ERROR_CHARACTERS else f"{text[:ERROR_CHARACTERS]}..."
 
 
 def _cut_after(text: str, last: Message) -> str:
-    content = str(last.get("content") or "").strip()
+    content = last_text(last.get("content")).strip()
     at = text.rfind(content)
     if at < 0:
         raise InvalidArgument("continue_final_message: the template does not show the last message", field="messages")
     return text[: at + len(content)]
-
-
-def load(folder: Path, override: str = "") -> ChatTemplate:
-    """The file `override`, else chat_template.jinja, else `chat_template` of tokenizer_config.json: one text, or a list
-    of named ones, of which `tool_use` is for conversations with tools."""
-    variables = special_tokens(folder)
-    file = Path(override) if override else folder / "chat_template.jinja"
-    if override and not file.is_file():
-        raise InvalidArgument(f"chat_template: there is no file {override!r}", field="chat_template")
-    if file.exists():
-        return ChatTemplate(file.read_text(encoding="utf-8"), variables)
-    written = read_optional(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(written, list):
-        named = {entry["name"]: entry["template"] for entry in written}
-        return ChatTemplate(named.get("default"), variables, named.get("tool_use"))
-    return ChatTemplate(written, variables)

@@ -23,7 +23,7 @@ FIRST, LAST = 0xF0000, 0x10FFFD
 PRIVATE = f"[{chr(FIRST)}-{chr(LAST)}]"  # planes of private use
 HIDDEN = re.compile(PRIVATE)
 ESCAPED = re.compile(r"((?<!\\)(?:\\\\)*)\\u(db[89a-f][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same in ASCII's JSON
-SAID = frozenset({"content", "reasoning_content", "reasoning"})
+SAID = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 
 
 class TextSection(NamedTuple):

@@ -13,10 +13,11 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer import chat_template as templates
-from services.frontend.tokenizer.control_tokens import TextSection
+from services.frontend.tokenizer import template_files
+from services.frontend.tokenizer.chat_template import ChatTemplate
+from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
 from services.frontend.tokenizer.conversations.conversations import Conversations
-from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from services.frontend.tokenizer.conversations.rendering import Introduction
 from services.frontend.tokenizer.encoder import Encoder, Tokenized
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
@@ -50,17 +51,16 @@ class Tokenizer:
     ) -> None:
         """`chat_template`: a file to use instead of the folder's own. `control_tokens`: where users may write them."""
         self._hf = _read(folder)
-        template = templates.load(folder, chat_template)
-        rendering = self._rendering(template, guarded=control_tokens != EVERYWHERE)
-        self.template = rendering.template
-        self.conversations = Conversations(rendering)
+        self.template = template_files.load(folder, chat_template)
+        introduction = self._introduction(self.template, guarded=control_tokens != EVERYWHERE)
+        self.conversations = Conversations(introduction)
         self.info = {
             "tokenizer_class": ANY_CLASS,
             **read_optional(folder / "tokenizer_config.json"),
             "chat_template": self.template.default,
         }
         self._allowed = control_tokens
-        self._control = rendering.control
+        self._control = ControlTokens(introduction.added, self.template.source, introduction.marks)
         self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
@@ -74,17 +74,13 @@ class Tokenizer:
         self._decoding = SmallestFirst(1)
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
 
-    def _rendering(self, template: templates.ChatTemplate, *, guarded: bool) -> Rendering:
-        return Rendering(
-            Introduction(
-                template=template.default,
-                with_tools=template.with_tools,
-                variables=template.variables,
-                added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
-                marks=frozenset(mark for pair in THINKING_MARKS for mark in pair),
-                normalizer=self._hf.normalizer,
-                guarded=guarded,
-            )
+    def _introduction(self, template: ChatTemplate, *, guarded: bool) -> Introduction:
+        return Introduction.of(
+            template,
+            added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
+            marks=frozenset(mark for pair in THINKING_MARKS for mark in pair),
+            normalizer=self._hf.normalizer,
+            guarded=guarded,
         )
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:

@@ -53,6 +53,22 @@ def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read(monkeypat
     assert "ok    weights" in text.stdout
 
 
+def test_it_says_in_which_shape_the_chat_template_gets_messages(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(bundled.FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    _, found = doctor(str(folder))
+    assert found["chat template"][0]["found"].startswith("default: messages ")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    _, found = doctor(str(folder))
+    assert "user=parts" in found["chat template"][0]["found"]
+    (folder / "chat_template.jinja").write_text("{{ messages | no_such_filter }}")
+    _, found = doctor(str(folder))
+    assert found["chat template"][0]["level"] == "error"
+    assert "chat_template.jinja" in found["chat template"][0]["found"]
+
+
 def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> None:
     """As in the frontend's image."""
     ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]

@@ -11,6 +11,7 @@ from services.frontend.request import conversation
 from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 
+REASONING = ("reasoning", "reasoning_content", "thinking")
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
 
@@ -40,21 +41,19 @@ def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
-    if body.chat_template is not None:
-        raise InvalidArgument(
-            "chat_template: a request's own template is not run; the model's is used", field="chat_template"
-        )
     return ChatPrompt(
-        [_message(message) for message in messages],
+        [read_message(message) for message in messages],
         open_turn=body.add_generation_prompt and not body.continue_final_message,
         continue_last=body.continue_final_message,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
         tools=tools,
+        template=body.chat_template or "",
     )
 
 
-def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message of a body as chat templates get it. Raises InvalidArgument, Unimplemented."""
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")
@@ -67,17 +66,24 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
         name=message.get("name"),
         tool_calls=[_tool_call(call) for call in calls],
         tool_call_id=message.get("tool_call_id"),
-        reasoning=message.get("reasoning") or message.get("reasoning_content"),
+        reasoning=_reasoning(message),
     )
 
 
-def _content(content: Any) -> str | None:
-    """Parts of text are joined, a line each, as templates that know only text expect."""
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    """Reads it under any of the names that clients use."""
+    for name in REASONING:
+        if isinstance(found := message.get(name), str) and found:
+            return found
+    return None
+
+
+def _content(content: Any) -> str | list[Mapping[str, str]] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidArgument("messages: content must be text or a list of parts", field="messages")
-    return "\n".join(_part(part) for part in content)
+    return [{"type": "text", "text": _part(part)} for part in content]
 
 
 def _part(part: Any) -> str:
@@ -96,5 +102,10 @@ def _tool_call(call: Any) -> Mapping[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidArgument("messages: a tool call needs a function", field="messages")
-    arguments = function.get("arguments") or "{}"
-    return conversation.tool_call(str(call.get("id") or ""), str(function.get("name") or ""), str(arguments))
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str | dict):
+        raise InvalidArgument(
+            f"messages: arguments of a tool call must be JSON text or an object, got {type(arguments).__name__}",
+            field="messages",
+        )
+    return conversation.tool_call(str(call.get("id") or ""), str(function.get("name") or ""), arguments or "{}")

@@ -43,7 +43,7 @@ def responses_request(
     """`items`: of the conversation so far, the body's own included."""
     offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
-        turns(body.instructions, items, knows_developer="developer" in tokenizer.template.source),
+        turns(body.instructions, items),
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
         tools=offer.shown,
     )

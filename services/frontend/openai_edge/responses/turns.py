@@ -19,9 +19,8 @@ def as_items(given: str | Sequence[Item]) -> list[Item]:
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
 
 
-def turns(instructions: str | None, items: Iterable[Item], *, knows_developer: bool) -> list[Mapping[str, Any]]:
-    """`knows_developer`: the template has that role; to others, developers speak as the system."""
-    turn = _Turns(knows_developer)
+def turns(instructions: str | None, items: Iterable[Item]) -> list[Mapping[str, Any]]:
+    turn = _Turns()
     if instructions:
         turn.add_message("system", instructions)
     for number, item in enumerate(items):
@@ -32,8 +31,7 @@ def turns(instructions: str | None, items: Iterable[Item], *, knows_developer: b
 class _Turns:
     """Collects an assistant's items until somebody else speaks."""
 
-    def __init__(self, knows_developer: bool) -> None:
-        self._knows_developer = knows_developer
+    def __init__(self) -> None:
         self._written: list[Mapping[str, Any]] = []
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -66,7 +64,7 @@ class _Turns:
         if role == "assistant":
             self._texts.append(text)
         else:
-            self.add_message("system" if role == "developer" and not self._knows_developer else role, text)
+            self.add_message(role, text)
 
     def add_message(self, role: str, text: str) -> None:
         """System messages in a row become one: most templates know only one."""

@@ -1,44 +1,51 @@
-"""Conversations to sections of text: short ones at once, the others in a process of their own.
+"""Conversations to sections of text, in processes of their own.
 
-Templates are Python, and so is the search for control tokens. In a thread they would share the interpreter's lock with
-the event loop; worse, a thread that steps back could be left without a processor while it has that lock.
+Templates are Python of a model's folder, and so is the search for control tokens. In a thread they would share the
+interpreter's lock with the event loop, and nothing could end them. Two processes run them: one for short conversations,
+with little time for each, and one for the others and for what takes the first one too long.
 """
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 
 from services.frontend.bounds.prompts import characters_of
-from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.request.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import TextSection
-from services.frontend.tokenizer.conversations import rendering_process
-from services.frontend.tokenizer.conversations.rendering import Rendering
-from shared.errors import Internal
+from services.frontend.tokenizer.conversations import limits
+from services.frontend.tokenizer.conversations.rendering import Introduction
+from services.frontend.tokenizer.conversations.rendering_process import OverBudget
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget, TemplateRunner
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from shared.errors import InvalidArgument
 from shared.logs import logger
-from shared.process.child import Child, ChildEnded
 
 log = logger("conversations")
 
-LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
+LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes about a millisecond
+LIGHT = RenderBudget(processor_s=0.05, elapsed_s=2.0)
+HEAVY = RenderBudget(processor_s=10.0, elapsed_s=60.0)
 
 
 class Conversations:
-    """Owns the process, which is asked about one conversation after the other, those of few messages first."""
+    """Owns the processes that run one model's template."""
 
-    def __init__(self, rendering: Rendering) -> None:
-        self._rendering = rendering
-        self._child = Child(rendering_process.__name__, rendering.introduction.encode())
-        self._thread = ThreadPoolExecutor(1, "conversations")
-        self._turns = SmallestFirst(1)
+    def __init__(self, introduction: Introduction) -> None:
+        self._label = introduction.label
+        self._light = TemplateRunner(introduction, LIGHT)
+        self._heavy = TemplateRunner(introduction, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         """Raises InvalidArgument."""
-        if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
-            return self._rendering.sections(prompt)
-        async with self._turns.turn(len(prompt.messages) + len(prompt.tools)):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, prompt)
+        try:
+            if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
+                return await self._light.sections(prompt)
+        except OverBudget:
+            log.info("a short conversation takes the chat template long", template=self._label)
+        try:
+            return await self._heavy.sections(prompt)
+        except OverBudget:
+            raise limits.over_time(self._label, HEAVY.processor_s) from None
 
     async def end(self, prompt: ChatPrompt, characters: int) -> str:
         """The last so many characters, at most, of all sections. Raises InvalidArgument."""
@@ -49,23 +56,35 @@ class Conversations:
                 break
         return text[-characters:]
 
-    def _ask(self, prompt: ChatPrompt) -> list[TextSection]:
-        try:
-            answer = self._child.ask(rendering_process.question(prompt))
-        except (ChildEnded, Internal, OSError) as error:  # it is done here then
-            log.warning("the process that runs the template does not answer", reason=str(error))
-            return self._rendering.sections(prompt)
-        return rendering_process.decode(answer)
-
     @property
-    def pid(self) -> int | None:
-        """Of the process, while there is one."""
-        return self._child.pid
+    def pids(self) -> tuple[int | None, int | None]:
+        """Of the processes for short and for other conversations, while there are any."""
+        return self._light.pid, self._heavy.pid
 
     def start(self) -> None:
-        """Before anybody needs it."""
-        self._thread.submit(self._child.start)
+        """Starts the processes, so that no request waits for it, and logs the shape of messages."""
+        self._light.thread.submit(self._report)
+        self._heavy.thread.submit(self._begin_heavy)
+
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """Waits for the shapes of messages that were chosen, by the name of the template. Raises InvalidArgument."""
+        return self._light.thread.submit(self._light.shapes).result()
+
+    def _report(self) -> None:
+        try:
+            shapes = self._light.shapes()
+        except InvalidArgument as error:
+            log.error("the chat template cannot be used", template=self._label, reason=error.message)
+            return
+        for name, shape in shapes.items():
+            log.info("chat template", template=self._label, name=name, **shape.as_fields())
+
+    def _begin_heavy(self) -> None:
+        try:
+            self._heavy.shapes()
+        except InvalidArgument:
+            log.debug("the second process of the chat template cannot use it either", template=self._label)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._child.close()
+        self._light.close()
+        self._heavy.close()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.frontend.tokenizer import chat_template
 from services.frontend.tokenizer.chat_template import ChatTemplate
 from shared.errors import InvalidArgument
-from tests.services.frontend.tiny_folder import CHATML, write_folder
+from tests.services.frontend.tiny_folder import CHATML
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -76,12 +74,3 @@ def test_no_template_is_said() -> None:
 def test_a_broken_template_is_a_start_up_error() -> None:
     with pytest.raises(InvalidArgument, match="does not compile"):
         ChatTemplate("{% for %}", {})
-
-
-def test_where_templates_come_from(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    folder = write_folder(tmp_path, chat_template=named)
-    assert chat_template.load(folder).render(HELLO, open_turn=True, continue_last=False, variables={}) == "D"
-    (folder / "chat_template.jinja").write_text("F {{ eos_token }}")
-    text = chat_template.load(folder).render(HELLO, open_turn=True, continue_last=False, variables={})
-    assert text == "F <|im_end|>"

@@ -160,11 +160,15 @@ async def test_parts_of_a_message_do_not_join_to_a_control_token(tmp_path: Path)
 
 @pytest.mark.parametrize("escape", ["", "(ensure_ascii=True)"])
 async def test_tools_and_variables_are_text_too(tmp_path: Path, escape: str) -> None:
-    shown = "{{ tools[0] | tojson }}|{{ wish }}<|im_end|>{{ messages[0].tool_calls[0].arguments }}"
+    shown = "{{ tools[0] | tojson }}|{{ wish }}<|im_end|>{{ messages[0].tool_calls[0].function.arguments.x }}"
     template = shown.replace("tojson", f"tojson{escape}")
     guarded = own.Tokenizer(write_folder(tmp_path, chat_template=template), 1)
     tool = {"name": END, "description": f"a {START} \\udb80\\udc00", "type": END, f"key {END}": [END, {"x": END}]}
-    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": END}]}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {"x": END}}}],
+    }
     ids = await guarded.encode_chat(ChatPrompt([call], tools=[tool], template_variables={"wish": END}))
     assert controls(guarded, ids) == [guarded.token_id(END)]
     assert guarded.decode(ids, skip_special_tokens=False) == f"{json.dumps(tool)}|{END}<|im_end|>{END}"

@@ -1,4 +1,4 @@
-"""Long conversations are put through the template by a process of their own, which says what the frontend would."""
+"""Conversations are put through the template by processes of their own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ import pytest
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.request.request import ChatPrompt, Request, Sampling
 from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.conversations import conversations as module
 from services.frontend.tokenizer.conversations.conversations import Conversations
+from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import Internal, InvalidArgument
+from shared.errors import InvalidArgument
 from shared.pb.common.v1.sampling_pb2 import StructuredOutput
 from tests.priorities import has_stepped_back
 from tests.services.frontend.talking import talking_folder
 from tests.services.frontend.tiny_folder import CHATML, END, write_folder
+from tests.services.frontend.tokenizer.template_families import source
 
 TEMPLATE = (
     "{% if messages[0].content == 'odd' %}{{ raise_exception('it is odd') }}{% endif %}"
@@ -37,6 +39,15 @@ def conversations(tmp_path: Path) -> Iterator[Conversations]:
     tokenizer = Tokenizer(write_folder(tmp_path, chat_template=TEMPLATE), 1)
     with contextlib.closing(tokenizer):
         yield tokenizer.conversations
+
+
+def rendering() -> Rendering:
+    """The same in this process."""
+    added = [
+        {"content": text, "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+        for text in ("<|im_start|>", END)
+    ]
+    return Rendering(Introduction(TEMPLATE, None, {}, "it", {"eos_token": END}, added, (), None, guarded=True))
 
 
 def said(*texts: str, **more: Any) -> ChatPrompt:
@@ -56,9 +67,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2.
         said(FILLING, continue_last=True, open_turn=False, template_variables={"enable_thinking": False}),
     ],
 )
-async def test_its_sections_are_those_of_the_frontend(conversations: Conversations, prompt: ChatPrompt) -> None:
-    assert await conversations.sections(prompt) == conversations._rendering.sections(prompt)
-    assert conversations.pid is not None
+async def test_its_sections_are_those_of_the_template(conversations: Conversations, prompt: ChatPrompt) -> None:
+    assert await conversations.sections(prompt) == rendering().sections(prompt)
     whole = "".join(section.text for section in await conversations.sections(prompt))
     for characters in (1, 40, 10**6):
         assert await conversations.end(prompt, characters) == whole[-characters:]
@@ -71,70 +81,90 @@ async def test_what_the_template_refuses_is_refused_in_its_words(conversations: 
         assert refused.value.field == "messages"
 
 
-async def test_a_short_one_needs_no_process(conversations: Conversations) -> None:
-    await conversations.sections(said("hello"))
-    assert conversations.pid is None
+async def test_a_process_that_is_killed_is_started_again(conversations: Conversations) -> None:
+    expected = rendering().sections(said(FILLING))
+    for prompt, place in ((said(FILLING), 1), (said("hello"), 0)):
+        assert await conversations.sections(prompt)
+        first = conversations.pids[place]
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        assert await conversations.sections(prompt) == rendering().sections(prompt)
+        assert conversations.pids[place] not in (None, first)
+    assert await conversations.sections(said(FILLING)) == expected
 
 
-async def test_it_is_started_again_and_done_here_while_it_does_not_answer(
+async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_other(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = conversations._rendering.sections(said(FILLING))
-    await conversations.sections(said(FILLING))
-    first = conversations.pid
-    assert first is not None
-    os.kill(first, signal.SIGKILL)
-    await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
-    assert await conversations.sections(said(FILLING)) == expected
-    assert conversations.pid not in (None, first)
-    monkeypatch.setattr("shared.process.child.LONGEST_WAIT_S", 0.05)
-    assert conversations.pid is not None
-    os.kill(conversations.pid, signal.SIGSTOP)
-    assert await conversations.sections(said(FILLING)) == expected
+    expected = await conversations.sections(said("hello"))
+    pid = conversations.pids[0]
+    assert pid is not None
+    monkeypatch.setattr(conversations._light, "_budget", RenderBudget(1.0, 0.05))
+    os.kill(pid, signal.SIGSTOP)
+    assert await conversations.sections(said("hello")) == expected
+    assert conversations.pids[0] is None
 
 
-async def test_a_fault_of_the_template_is_one_of_the_request_alone(
-    conversations: Conversations,
-) -> None:
+async def test_a_fault_of_the_template_is_one_of_the_request_alone(conversations: Conversations) -> None:
     """The process goes on: who sends such conversations would else start one after the other."""
     await conversations.sections(said(FILLING))
-    pid = conversations.pid
-    with pytest.raises(Internal, match="ZeroDivisionError"):
+    pids = conversations.pids
+    with pytest.raises(InvalidArgument, match=r"refuses them: .*zero"):
         await conversations.sections(said("broken", FILLING))
     assert await conversations.sections(said(FILLING))
-    assert conversations.pid == pid
+    assert conversations.pids == pids
 
 
-async def test_those_of_few_messages_do_not_wait_for_those_of_many(
-    conversations: Conversations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = []
-    ask = conversations._ask
+async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations: Conversations) -> None:
+    order: list[int] = []
 
-    def noted(prompt: ChatPrompt) -> Any:
-        order.append(len(prompt.messages))
-        return ask(prompt)
+    async def render(count: int) -> None:
+        await conversations.sections(said(*[FILLING] * count))
+        order.append(count)
 
-    monkeypatch.setattr(conversations, "_ask", noted)
-    await asyncio.gather(*(conversations.sections(said(*[FILLING] * count)) for count in (9, 5, 7, 1)))
+    await asyncio.gather(*(render(count) for count in (9, 5, 7, 1)))
     assert order == [9, 1, 5, 7]
 
 
-async def test_the_loop_goes_on_while_a_template_takes_long(
+async def test_nothing_of_a_template_runs_in_this_process(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of a template that is not short runs in this process."""
-    await conversations.sections(said(FILLING))
-    for name in ("text_of", "render"):
+    for name in ("render", "run"):
         monkeypatch.setattr(ChatTemplate, name, None)
     assert await conversations.sections(said(*["hello"] * 4000))
-    assert 4000 * len("hello") > module.LIGHT_CHARACTERS
+    assert await conversations.sections(said("hello"))
 
 
-async def test_it_steps_back_behind_what_clients_wait_for(conversations: Conversations) -> None:
+def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "quire.conversations")
+    for template, expected in ((source("mistral nemo"), "nine"), (source("qwen2.5"), "given")):
+        caplog.clear()
+        with contextlib.closing(Tokenizer(write_folder(tmp_path, chat_template=template), 1)) as tokenizer:
+            tokenizer.conversations.start()
+            assert tokenizer.conversations.shapes()["default"].call_ids == expected
+        (line,) = [record for record in caplog.records if record.getMessage() == "chat template"]
+        assert line.__dict__["values"] | {"name": "default", "call_ids": expected} == line.__dict__["values"]
+        assert line.__dict__["values"]["template"] == "tokenizer_config.json"
+
+
+def test_a_template_that_does_not_compile_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_folder(tmp_path, chat_template="{{ messages | no_such_filter }}")
+    with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:
+        tokenizer.conversations.start()
+        with pytest.raises(InvalidArgument, match=r"tokenizer_config\.json does not compile: No filter named"):
+            tokenizer.conversations.shapes()
+    assert [record.levelname for record in caplog.records if record.name == "quire.conversations"] == ["ERROR"]
+
+
+async def test_they_step_back_behind_what_clients_wait_for(conversations: Conversations) -> None:
     await conversations.sections(said(FILLING))
-    assert conversations.pid is not None
-    assert has_stepped_back(conversations.pid)
+    await conversations.sections(said("hello"))
+    for pid in conversations.pids:
+        assert pid is not None
+        assert has_stepped_back(pid)
 
 
 async def test_where_an_answer_begins_is_looked_up_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""Bounds on what a chat template may cost, in the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.errors import InvalidArgument
+
+MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
+TEXT_CHARACTERS = 1 << 26  # of a rendered conversation
+STATM = Path("/proc/self/statm")
+
+
+class OverTime(Exception):
+    """The template has used up its processor time."""
+
+
+def bound_memory() -> None:
+    """Makes allocations beyond the bound a MemoryError of this process."""
+    if not STATM.exists():
+        return
+    used = int(STATM.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+
+
+@contextlib.contextmanager
+def processor_time(seconds: float) -> Iterator[None]:
+    """Raises OverTime in the body once this process has computed for so long; for the main thread alone."""
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _stop(*_: object) -> None:
+    raise OverTime
+
+
+def over_time(label: str, seconds: float) -> InvalidArgument:
+    return InvalidArgument(
+        f"messages: the chat template {label} takes more than {seconds:g} s; send a shorter conversation, or start the"
+        " server with another --chat-template",
+        field="messages",
+    )
+
+
+def over_memory(label: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"messages: the chat template {label} needs more than {MEMORY_BYTES >> 20} MiB; send a shorter conversation, or"
+        " start the server with another --chat-template",
+        field="messages",
+    )

@@ -1,0 +1,95 @@
+"""A process that runs the chat template of one model, and the conversations that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.frontend.bounds.turns import SmallestFirst
+from services.frontend.request.request import ChatPrompt
+from services.frontend.tokenizer.control_tokens import TextSection
+from services.frontend.tokenizer.conversations import limits, rendering_process
+from services.frontend.tokenizer.conversations.rendering import Introduction
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from shared.errors import InvalidArgument
+from shared.process.child import Child, ChildEnded
+
+ATTEMPTS = 2  # a process can be killed from outside
+
+
+@dataclass(frozen=True, slots=True)
+class RenderBudget:
+    """Time that a conversation may take."""
+
+    processor_s: float
+    elapsed_s: float  # after which the process is ended, since it can be busy without looking at its clock
+
+
+PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
+
+
+class TemplateRunner:
+    """Owns the process, which is asked about one conversation after the other, those of few messages first."""
+
+    def __init__(self, introduction: Introduction, budget: RenderBudget) -> None:
+        self._label = introduction.label
+        self._child = Child(rendering_process.__name__, introduction.encode())
+        self._budget = budget
+        self._thread = ThreadPoolExecutor(1, "conversations")
+        self._turns = SmallestFirst(1)
+        self._shapes: Mapping[str, MessageShape] = {}
+        self._refused: InvalidArgument | None = None  # what is wrong with the template itself
+
+    async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        """Raises InvalidArgument, and OverBudget when the budget is used up."""
+        async with self._turns.turn(len(prompt.messages) + len(prompt.tools)):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._sections, prompt)
+
+    def _sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        question = rendering_process.question(prompt, self._budget.processor_s)
+        self.shapes()
+        return rendering_process.decode(self._ask(question, self._budget))
+
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """Has a process begin if none runs, and returns the shapes that were chosen, by the name of the template.
+        Raises InvalidArgument where the template cannot be used at all."""
+        if self._refused is not None:
+            raise self._refused
+        if self._child.pid is None:
+            self._shapes = self._chosen()
+        return self._shapes
+
+    def _chosen(self) -> Mapping[str, MessageShape]:
+        try:
+            return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
+        except rendering_process.OverBudget:
+            self._refused = limits.over_time(self._label, PROBING.processor_s)
+        except InvalidArgument as error:
+            self._refused = error
+        self._child.close()
+        raise self._refused
+
+    def _ask(self, question: bytes, budget: RenderBudget) -> bytes:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._child.ask(question, budget.elapsed_s)
+            except ChildEnded as ended:
+                if ended.status is None:
+                    raise rendering_process.OverBudget from None
+        raise limits.over_memory(self._label)  # it has been killed or could not even say so
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._child.pid
+
+    @property
+    def thread(self) -> ThreadPoolExecutor:
+        """The one that speaks with the process."""
+        return self._thread
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._child.close()

@@ -1,0 +1,219 @@
+"""Turns that hold tool calls, and the results of those calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.frontend.request.conversation import NO_JSON
+from services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, text_of
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from shared import inner_json
+
+Message = Mapping[str, Any]
+TAG, END_TAG = "<tool_call>", "</tool_call>"
+ID_LENGTH = 9
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Returns the turns with calls and results as the template reads them."""
+    if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
+        return [_without_null(turn) for turn in turns]
+    if shape.call_ids != "given" or shape.result_names == "function" or shape.parallel_calls == "split":
+        turns = _with_ids(turns)
+    if shape.call_ids != "given":
+        turns = _with_new_ids(turns, shape)
+    if shape.parallel_calls == "split":
+        turns = _one_call_a_turn(turns)
+    names = {call.get("id", ""): call["function"]["name"] for turn in turns for call in turn.get("tool_calls") or ()}
+    written: list[Message] = []
+    for turn in turns:
+        if turn.get("tool_calls"):
+            written.extend(_call_turns(turn, shape))
+        elif turn["role"] == "tool":
+            written.append(_result(turn, names, shape))
+        else:
+            written.append(_without_null(turn))
+    return _gathered(written) if shape.call_text == "gathered" else written
+
+
+def _gathered(turns: Sequence[Message]) -> list[Message]:
+    """Joins the assistant's texts between two user turns in the last one, for templates where these alternate."""
+    written: list[Message] = []
+    earlier: int | None = None  # place of the last text since the user spoke
+    for turn in turns:
+        if turn["role"] == "user":
+            earlier = None
+        elif turn["role"] == "assistant" and not turn.get("tool_calls"):
+            if earlier is not None:
+                before = written.pop(earlier)
+                turn = {**before, **turn, "content": joined(before.get("content"), turn.get("content"))}  # noqa: PLW2901
+            earlier = len(written)
+        written.append(turn)
+    return written
+
+
+def _without_null(turn: Message) -> Message:
+    """A turn without calls has at least an empty text."""
+    return turn if turn.get("content") is not None else {**turn, "content": ""}
+
+
+def _with_ids(turns: Sequence[Message]) -> list[Message]:
+    """Gives calls without an id one by their number, and results without one that of the next call."""
+    written: list[Message] = []
+    count, unanswered = 0, list[str]()
+    for turn in turns:
+        if calls := turn.get("tool_calls"):
+            calls = [
+                {**call, "id": call.get("id", "") or f"call_{count + number}"} for number, call in enumerate(calls)
+            ]
+            count += len(calls)
+            unanswered = [call["id"] for call in calls]
+            written.append({**turn, "tool_calls": calls})
+        elif turn["role"] == "tool":
+            call_id = turn.get("tool_call_id") or (unanswered[0] if unanswered else f"call_{count}")
+            unanswered = [other for other in unanswered if other != call_id]
+            written.append({**turn, "tool_call_id": call_id})
+        else:
+            written.append(turn)
+    return written
+
+
+def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
+    """Gives each call of a turn a turn of its own, with its results after it; the first keeps text and reasoning."""
+    written: list[Message] = []
+    waiting = list(turns)
+    while waiting:
+        turn = waiting.pop(0)
+        calls = turn.get("tool_calls") or ()
+        if len(calls) < 2:
+            written.append(turn)
+            continue
+        count = next((place for place, other in enumerate(waiting) if other["role"] != "tool"), len(waiting))
+        results, waiting = waiting[:count], waiting[count:]
+        for number, call in enumerate(calls):
+            kept = turn if number == 0 else {"role": turn["role"], "content": None}
+            written.append({**kept, "tool_calls": [call]})
+            written += [result for result in results if result["tool_call_id"] == call["id"]]
+        known = {call["id"] for call in calls}
+        written += [result for result in results if result["tool_call_id"] not in known]
+    return written
+
+
+def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
+    if shape.calls != "native":
+        yield _as_text(turn, shape)
+        return
+    calls = [_call(call, shape) for call in turn["tool_calls"]]
+    text, reasoning = turn.get("content"), reasoning_of(turn)
+    apart = shape.call_text != "together" or (reasoning and shape.call_reasoning == "split")
+    bare = {name: value for name, value in turn.items() if name != "content"}
+    if text and apart:
+        yield {name: value for name, value in turn.items() if name != "tool_calls"}
+        bare = {name: value for name, value in bare.items() if name not in REASONING_FIELDS}
+        text = None
+    elif text and reasoning and shape.call_reasoning == "joined":
+        bare |= dict.fromkeys(REASONING_FIELDS, joined(reasoning, text_of(text)))
+        text = None
+    yield {**bare, **_call_content(text, shape), "tool_calls": calls}
+
+
+def _call_content(content: Any, shape: MessageShape) -> dict[str, Any]:
+    if content:
+        return {"content": content}
+    match shape.call_content:
+        case "empty":
+            return {"content": ""}
+        case "null":
+            return {"content": None}
+        case "given" if content is not None:
+            return {"content": ""}
+    return {}
+
+
+def _as_text(turn: Message, shape: MessageShape) -> Message:
+    lines = [
+        json.dumps({"name": call["function"]["name"], "arguments": arguments_object(call)}, ensure_ascii=False)
+        for call in turn["tool_calls"]
+    ]
+    if shape.calls == "tagged":
+        lines = [f"{TAG}\n{line}\n{END_TAG}" for line in lines]
+    rest = {name: value for name, value in turn.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join([*filter(None, [text_of(turn.get("content"))]), *lines])}
+
+
+def _call(call: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
+    arguments: Any = arguments_text(call) if shape.arguments == "text" else arguments_object(call)
+    if shape.arguments == "flat":
+        arguments = {name: _flat(value) for name, value in arguments.items()}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Reads the arguments of a call; text that is no JSON object comes under a key that says so."""
+    given = call["function"]["arguments"]
+    for _ in range(2):  # some clients encode twice
+        if not isinstance(given, str):
+            break
+        try:
+            given = inner_json.read(given or "{}")
+        except ValueError:
+            return {NO_JSON: call["function"]["arguments"]}
+    if given is None:
+        return {}
+    return given if isinstance(given, Mapping) else {NO_JSON: call["function"]["arguments"]}
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | Mapping) else value
+
+
+def arguments_text(call: Mapping[str, Any]) -> str:
+    given = call["function"]["arguments"]
+    if isinstance(given, str):
+        return given or "{}"
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Message:
+    name = turn.get("name") or names.get(turn.get("tool_call_id") or "")
+    if shape.results == "user":
+        title = f"Result of {name}: " if name else "Result: "
+        return {"role": "user", "content": title + text_of(turn.get("content"))}
+    turn = _without_null(turn)
+    return {**turn, "name": name} if name and shape.result_names == "function" else turn
+
+
+def _with_new_ids(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Gives calls and their results ids of the form that the template asks for; those that have it keep them."""
+    written: list[Message] = []
+    new: dict[str, str] = {}  # by the id of the client; the last call of one counts
+    count = 0
+    for turn in turns:
+        if turn["role"] == "tool":
+            call_id = turn["tool_call_id"]
+            known = new.get(call_id) or _nine(call_id)
+            written.append({**turn, "tool_call_id": known})
+            continue
+        calls = turn.get("tool_calls") or ()
+        for number, call in enumerate(calls, count):
+            name = call["function"]["name"]
+            new[call["id"]] = _nine(call["id"]) if shape.call_ids == "nine" else _of_function(call["id"], name, number)
+        count += len(calls)
+        renamed = [{**call, "id": new[call["id"]]} for call in calls]
+        written.append({**turn, "tool_calls": renamed} if renamed else turn)
+    return written
+
+
+def _of_function(call_id: str, name: str, number: int) -> str:
+    return call_id if name in call_id else f"functions.{name}:{number}"
+
+
+def _nine(call_id: str) -> str:
+    if len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum():
+        return call_id
+    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest(), "big")
+    return "".join(ALPHABET[number // len(ALPHABET) ** place % len(ALPHABET)] for place in range(ID_LENGTH))

@@ -1,0 +1,135 @@
+"""The choice of the shape: probes are rendered in one shape after the other until everything shows."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from services.frontend.tokenizer.message_shapes import probes
+from services.frontend.tokenizer.message_shapes.calls import TAG
+from services.frontend.tokenizer.message_shapes.probes import ShapeProbe
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from services.frontend.tokenizer.message_shapes.shaping import shaped
+from shared.errors import InvalidArgument
+
+Render = Callable[[ShapeProbe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
+REFUSED = -1
+NONE_WORD = re.compile(r"\bNone\b")
+PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # of a dict or a part, as it is
+AROUND = frozenset({"userword"})  # in the conversation that says what stands around every one
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Choices that are made together, since one works only with the other; the first of equals is taken."""
+
+    choices: Mapping[str, tuple[str, ...]]
+    probes: tuple[ShapeProbe, ...]
+
+    def candidates(self, shape: MessageShape) -> Iterator[MessageShape]:
+        """Yields those that change least first."""
+        numbers = product(*(range(len(values)) for values in self.choices.values()))
+        for chosen in sorted(numbers, key=lambda numbers: (sum(1 for number in numbers if number), sum(numbers))):
+            values: dict[str, Any] = {
+                name: self.choices[name][number] for name, number in zip(self.choices, chosen, strict=True)
+            }
+            yield replace(shape, **values)
+
+
+def _content_axis(role: str) -> Axis:
+    return Axis({role: ("given", "text", "parts")}, probes.contents(role))
+
+
+AXES = (
+    Axis({"tools": ("null", "list")}, (probes.PLAIN,)),
+    *(_content_axis(role) for role in ("user", "assistant")),
+    Axis({"user_turns": ("kept", "merged")}, probes.USER_TURNS),
+    Axis({"assistant_turns": ("kept", "merged")}, probes.ASSISTANT_TURNS),
+    _content_axis("system"),
+    Axis({"system_turns": ("kept", "early", "merged", "user")}, probes.SYSTEM),
+    Axis(
+        {
+            "call_content": ("given", "absent", "empty", "null"),
+            "arguments": ("object", "flat", "text"),
+            "call_ids": ("given", "nine", "function"),
+            "result_names": ("given", "function"),
+        },
+        probes.CALLS,
+    ),
+    Axis({"results": ("tool", "user"), "calls": ("native", "tagged", "text")}, probes.CALLS),
+    _content_axis("tool"),
+    Axis({"call_text": ("together", "split", "gathered")}, probes.CALL_TEXT),
+    Axis({"parallel_calls": ("together", "split")}, probes.PARALLEL),
+    Axis({"after_results": ("kept", "answered")}, probes.AFTER_RESULTS),
+    Axis({"reasoning": ("fields", "parts")}, probes.REASONING),
+    Axis({"call_reasoning": ("together", "split", "joined")}, probes.CALL_REASONING),
+)
+DEVELOPER = Axis({"developer": ("kept", "alone", "system")}, probes.DEVELOPER)
+
+
+def choose(render: Render, source: str) -> MessageShape:
+    """Returns the shape in which most of each probe shows, and of equals that which is nearest to transformers'.
+    `render` raises InvalidArgument where the template refuses; `source` is the template's text."""
+    scale = _Scale(render)
+    shape = MessageShape(developer="system")
+    for axis in _axes(source):
+        shape = scale.best(axis, shape)
+    return shape
+
+
+def _axes(source: str) -> Iterator[Axis]:
+    """Yields those that make sense for a template whose text names a role or a tag, or does not."""
+    for axis in AXES:
+        if "calls" in axis.choices and TAG not in source:
+            yield replace(axis, choices={**axis.choices, "calls": ("native", "text")})
+        else:
+            yield axis
+    if "developer" in source:
+        yield DEVELOPER
+
+
+class _Scale:
+    """Weighs shapes of one template by what it shows of probes."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._around: dict[bool, str] = {}  # what stands around every conversation, by whether tools are offered
+        for probe in (probes.PLAIN, probes.PLAIN_WITH_TOOLS):
+            with contextlib.suppress(InvalidArgument):
+                self._around[bool(probe.tools)] = render(probe, probe.messages, MessageShape(tools="list"))
+
+    def best(self, axis: Axis, shape: MessageShape) -> MessageShape:
+        most = sum(len(probe.words) for probe in axis.probes)
+        best, best_score = shape, None
+        for candidate in axis.candidates(shape):
+            score = sum(self._score(probe, candidate) for probe in axis.probes)
+            if best_score is None or score > best_score:
+                best, best_score = candidate, score
+            if score == most:
+                break
+        return best
+
+    def _score(self, probe: ShapeProbe, shape: MessageShape) -> int:
+        probe = self._usable(probe)
+        try:
+            text = self._render(probe, shaped(probe.messages, shape), shape)
+        except InvalidArgument:
+            return REFUSED
+        around = self._around.get(bool(probe.tools), "")
+        shown = sum(text.count(word) > around.count(word) or (word in AROUND and word in text) for word in probe.words)
+        spoiled = _faults(text) > _faults(around)
+        return shown - spoiled
+
+    def _usable(self, probe: ShapeProbe) -> ShapeProbe:
+        """Offers tools, or none, where the template refuses the other whatever the messages are."""
+        if bool(probe.tools) in self._around or not self._around:
+            return probe
+        return replace(probe, tools=() if probe.tools else probes.TOOLS)
+
+
+def _faults(text: str) -> int:
+    return len(NONE_WORD.findall(text)) + len(PYTHON_TEXT.findall(text))

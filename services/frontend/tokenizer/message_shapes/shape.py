@@ -1,0 +1,60 @@
+"""The shape of messages that one chat template reads completely."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+Content = Literal["given", "text", "parts"]  # as the client wrote it, joined to one text, wrapped as a list of parts
+TURN_CONTENT = ("user", "system", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageShape:
+    """Choices for one template. The defaults are the shape that transformers hands to templates."""
+
+    user: Content = "given"
+    system: Content = "given"
+    assistant: Content = "given"
+    tool: Content = "given"
+    # developer: its own role, its own role only where no system turn exists, or the system role
+    developer: Literal["kept", "alone", "system"] = "kept"
+    # system turns: as they are, late ones moved to the first, all merged into one, or merged into the first user turn
+    system_turns: Literal["kept", "early", "merged", "user"] = "kept"
+    user_turns: Literal["kept", "merged"] = "kept"  # several in a row
+    assistant_turns: Literal["kept", "merged"] = "kept"  # several in a row, without calls
+    # content of a turn that has calls and no text; "given": an empty text stays one, null is left out
+    call_content: Literal["given", "absent", "empty", "null"] = "given"
+    arguments: Literal["object", "flat", "text"] = "object"  # "flat": an object whose lists and objects are JSON text
+    # "nine": nine letters or digits; "function": functions.NAME:NUMBER, where only the id shows the name
+    call_ids: Literal["given", "nine", "function"] = "given"
+    result_names: Literal["given", "function"] = "given"  # "function": a result carries the name of its function
+    # "tagged": written into the content as JSON between <tool_call> and </tool_call>; "text": as JSON alone
+    calls: Literal["native", "tagged", "text"] = "native"
+    results: Literal["tool", "user"] = "tool"  # the role that a tool's result has
+    parallel_calls: Literal["together", "split"] = "together"  # "split": a turn for each call
+    # text and calls of one turn; "gathered": in turns of their own, texts between two user turns in the last of them
+    call_text: Literal["together", "split", "gathered"] = "together"
+    reasoning: Literal["fields", "parts"] = "fields"  # "parts": a content part of type thinking
+    # reasoning, text and calls of one turn; "joined": the text follows the reasoning in the reasoning's field
+    call_reasoning: Literal["together", "split", "joined"] = "together"
+
+    # a user's turn after a tool's result; "answered": an assistant's turn, ANSWER, stands between them
+    after_results: Literal["kept", "answered"] = "kept"
+    tools: Literal["null", "list"] = "null"  # where none are offered
+
+    def changes(self) -> dict[str, str]:
+        """Returns the choices that differ from transformers' shape."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+    def described(self) -> str:
+        """Returns one line for people."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes().items()) or "as transformers gives them"
+
+    def as_fields(self) -> dict[str, str]:
+        """Returns every choice, for a structured log line."""
+        return asdict(self)

@@ -1,0 +1,69 @@
+"""The chat templates of a model's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.frontend.tokenizer.chat_template import ChatTemplate
+from services.frontend.tokenizer.folder import read_optional, special_tokens
+from shared.errors import InvalidArgument
+
+DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives
+CONFIG, FILE, ADDITIONAL = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+LARGEST_BYTES = 1 << 20
+
+
+def load(folder: Path, override: str = "") -> ChatTemplate:
+    """Reads the template: `override`, which is a file or the name of one of the folder's templates, else those of the
+    folder. `tool_use` is for conversations with tools, unless `override` says otherwise."""
+    variables = special_tokens(folder)
+    if override and Path(override).is_file():
+        return ChatTemplate(_text(Path(override)), variables, label=override)
+    named, label = _named(folder)
+    if override:
+        if override not in named:
+            names = ", ".join(sorted(named)) or "none"
+            raise InvalidArgument(
+                f"chat_template: there is no file {override!r}, and the model has no template of that name; its"
+                f" templates: {names}",
+                field="chat_template",
+            )
+        return ChatTemplate(named[override], variables, named=named, label=f"{label} {override!r}")
+    return ChatTemplate(named.get(DEFAULT), variables, named.get(TOOL_USE), named, label)
+
+
+def _named(folder: Path) -> tuple[dict[str, str], str]:
+    """Returns the folder's templates by name, and where the default one stands: files come before the config."""
+    written = read_optional(folder / CONFIG).get("chat_template")
+    named, label = _configured(written), CONFIG
+    if (folder / FILE).is_file():
+        named, label = {DEFAULT: _text(folder / FILE)}, FILE
+    for path in sorted((folder / ADDITIONAL).glob("*.jinja")):
+        named[path.stem] = _text(path)
+    return named, label
+
+
+def _configured(written: object) -> dict[str, str]:
+    if written is None:
+        return {}
+    if isinstance(written, str):
+        return {DEFAULT: written}
+    if isinstance(written, dict):
+        written = [{"name": name, "template": text} for name, text in written.items()]
+    try:
+        assert isinstance(written, list)
+        return {str(entry["name"]): str(entry["template"]) for entry in written}
+    except (AssertionError, KeyError, TypeError):
+        raise InvalidArgument(
+            f"model: chat_template of {CONFIG} must be a text or a list of objects with name and template",
+            field="model",
+        ) from None
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > LARGEST_BYTES:
+        raise InvalidArgument(f"model: chat template {path} has more than {LARGEST_BYTES} bytes", field="model")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"model: chat template {path} is not UTF-8", field="model") from None

@@ -1,0 +1,20 @@
+"""The shapes of messages that the templates of a folder read, without a tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.frontend.tokenizer import template_files
+from services.frontend.tokenizer.conversations.conversations import Conversations
+from services.frontend.tokenizer.conversations.rendering import Introduction
+from services.frontend.tokenizer.message_shapes.shape import MessageShape
+
+
+def of_folder(folder: Path, override: str = "") -> Mapping[str, MessageShape]:
+    """Returns them by the name of the template; raises InvalidArgument where a template cannot be used."""
+    template = template_files.load(folder, override)
+    introduction = Introduction.of(template)
+    with contextlib.closing(Conversations(introduction)) as conversations:
+        return conversations.shapes()

@@ -1,0 +1,196 @@
+"""Conversations as clients send them, the words that a template has to show, and what transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from services.frontend.openai_edge.body.prompts import read_message
+from services.frontend.request.request import ChatPrompt
+from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from shared.errors import InvalidArgument
+from tests.services.frontend.tiny_folder import byte_level_tokenizer
+
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+FAULT = re.compile(r"\bNone\b|\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # None, or Python's own writing
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A body's messages, tools and the words in them that a template could show."""
+
+    messages: Messages
+    words: tuple[str, ...]
+    thoughts: tuple[str, ...] = ()  # words of reasoning, which templates may leave out of earlier turns
+    tools: Sequence[Mapping[str, Any]] = ()
+    open_turn: bool = True
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    place = {"type": "string", "description": "A city."}
+    parameters = {"type": "object", "properties": {"city": place}, "required": ["city"]}
+    return {"type": "function", "function": {"name": name, "description": "Tells it.", "parameters": parameters}}
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+ID, OTHER = "call_PTLP8xhu3uwZk4l3nlnrrJha", "call_9Xb2mQe7LrT0yVw5sKd1aZcN"
+TOOLS = (tool("get_weather"), tool("get_time"))
+ASK, THANKS, SAID = (
+    turn("user", "Weather in Oslo?"),
+    turn("user", "Thanks, and Bergen?"),
+    turn("assistant", "Five degrees."),
+)
+OSLO = call(ID, "get_weather", '{"city": "Oslofjord"}')
+TIME = call(OTHER, "get_time", '{"city": "Tromsdal"}')
+FIVE, NOON = turn("tool", "rain_at_five", tool_call_id=ID), turn("tool", "noon_sharp", tool_call_id=OTHER)
+SHOWN = ("Weather in Oslo?", "get_weather", "Oslofjord", "rain_at_five")
+
+
+def looped(content: Any, *calls: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return turn("assistant", content, tool_calls=list(calls or (OSLO,)), **more)
+
+
+def loop(content: Any, *results: Mapping[str, Any], **more: Any) -> Messages:
+    return [ASK, looped(content, **more), *(results or (FIVE,))]
+
+
+NESTED = call(ID, "get_weather", {"city": "Oslofjord", "days": [1, 2], "unit": {"name": "Ångström"}})
+CONVERSATIONS: Mapping[str, Sent] = {
+    "user": Sent([ASK], ("Weather in Oslo?",)),
+    "system": Sent([turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
+    "answers": Sent([ASK, SAID, THANKS], ("Weather in Oslo?", "Five degrees.", "Thanks, and Bergen?")),
+    "tools offered": Sent([turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?"), tools=TOOLS),
+    "call, null": Sent(loop(None), SHOWN, tools=TOOLS),
+    "call, empty": Sent(loop(""), SHOWN, tools=TOOLS),
+    "call, absent": Sent([ASK, {"role": "assistant", "tool_calls": [OSLO]}, FIVE], SHOWN, tools=TOOLS),
+    "call, text": Sent(loop("Let me look."), (*SHOWN, "Let me look."), tools=TOOLS),
+    "call, answered": Sent([*loop(None), SAID, THANKS], (*SHOWN, "Five degrees.", "Thanks, and Bergen?"), tools=TOOLS),
+    "call, object": Sent([ASK, looped(None, NESTED), FIVE], (*SHOWN, "ngstr"), tools=TOOLS),
+    "call, no json": Sent(
+        [ASK, looped(None, call(ID, "get_weather", '{"city": "Oslofjord')), FIVE], SHOWN, tools=TOOLS
+    ),
+    "two calls": Sent(
+        [ASK, looped(None, OSLO, TIME), FIVE, NOON], (*SHOWN, "get_time", "Tromsdal", "noon_sharp"), tools=TOOLS
+    ),
+    "calls in turn": Sent(
+        [*loop(None), looped(None, TIME), NOON, SAID, THANKS],
+        (*SHOWN, "get_time", "Tromsdal", "noon_sharp", "Five degrees."),
+        tools=TOOLS,
+    ),
+    "thought, call": Sent(loop(None, reasoning_content="look_first"), SHOWN, ("look_first",), TOOLS),
+    "thought, text, call": Sent(
+        loop("Let me look.", reasoning="look_first"), (*SHOWN, "Let me look."), ("look_first",), TOOLS
+    ),
+    "thought, answer": Sent(
+        [ASK, turn("assistant", "Five degrees.", thinking="look_first"), THANKS],
+        ("Five degrees.", "Thanks, and Bergen?"),
+        ("look_first",),
+    ),
+    "developer": Sent([turn("developer", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
+    "system, developer": Sent(
+        [turn("system", "Be kind."), turn("developer", "Be brief."), ASK], ("Be kind.", "Be brief.", "Weather in Oslo?")
+    ),
+    "two systems": Sent(
+        [turn("system", "Be kind."), turn("system", "Be brief."), ASK], ("Be kind.", "Be brief.", "Weather in Oslo?")
+    ),
+    "late system": Sent(
+        [turn("system", "Be kind."), ASK, SAID, turn("system", "Be brief."), THANKS],
+        ("Be kind.", "Be brief.", "Weather in Oslo?", "Five degrees.", "Thanks, and Bergen?"),
+    ),
+    "parts": Sent(
+        [ASK, SAID, turn("user", parts("And Bergen?", "Or Voss?"))], ("And Bergen?", "Or Voss?", "Five degrees.")
+    ),
+    "result in parts": Sent(loop(None, turn("tool", parts("rain_at_five"), tool_call_id=ID)), SHOWN, tools=TOOLS),
+    # theia#17104, mini-swe-agent#759: refused by templates in which roles alternate
+    "user after result": Sent([*loop(None), THANKS], (*SHOWN, "Thanks, and Bergen?"), tools=TOOLS),
+    # raycast-openai-translator#34
+    "system, users in a row": Sent(
+        [turn("system", "Translate."), ASK, turn("user", "<5984>Quickly!")],
+        ("Translate.", "Weather in Oslo?", "<5984>Quickly!"),
+    ),
+    "users in a row": Sent([ASK, turn("user", "Quickly!")], ("Weather in Oslo?", "Quickly!")),
+}
+
+
+def rendering(source: str) -> Rendering:
+    return Rendering(Introduction(source, None, {}, "it", VARIABLES))
+
+
+def ours(made: Rendering, sent: Sent) -> str:
+    """As /v1/chat/completions has it; raises InvalidArgument."""
+    messages = [read_message(message) for message in sent.messages]
+    prompt = ChatPrompt(messages, open_turn=sent.open_turn, tools=sent.tools, template_variables=sent.variables)
+    return made.sections(prompt)[0].text
+
+
+@lru_cache
+def _reference() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), **VARIABLES)
+
+
+def theirs(source: str, sent: Sent, *, as_text: bool) -> str | None:
+    """Returns what transformers makes of it, with arguments as an object or as JSON text; None if it is refused."""
+    messages = [_with_arguments(message, as_text) for message in sent.messages]
+    try:
+        text = _reference().apply_chat_template(
+            messages,
+            tools=list(sent.tools) or None,
+            chat_template=source,
+            tokenize=False,
+            add_generation_prompt=sent.open_turn,
+            **sent.variables,
+        )
+    except Exception:  # templates raise whatever they like
+        return None
+    return str(text)
+
+
+def _with_arguments(message: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for one in message["tool_calls"]:
+        arguments = one["function"]["arguments"]
+        if as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        elif not as_text and isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = {"INVALID_JSON": arguments}
+        calls.append({**one, "function": {**one["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def missing(source: str, sent: Sent, text: str) -> list[str]:
+    """The words that do not show, and what should not."""
+    around = theirs(source, Sent([turn("user", "?")], (), tools=sent.tools), as_text=False) or ""
+    shown = [word for word in sent.words if text.count(word) <= around.count(word)]
+    return shown + FAULT.findall(text)[len(FAULT.findall(around)) :]
+
+
+def refused(made: Rendering, sent: Sent) -> str:
+    try:
+        ours(made, sent)
+    except InvalidArgument as error:
+        return error.message
+    return ""

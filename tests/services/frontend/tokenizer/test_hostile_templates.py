@@ -1,0 +1,109 @@
+"""Templates that would compute for ever or take all memory end with one line, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from services.frontend.request.request import ChatPrompt
+from services.frontend.tokenizer.conversations import conversations as module
+from services.frontend.tokenizer.conversations import rendering_process, template_runner
+from services.frontend.tokenizer.conversations.template_runner import RenderBudget
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument
+from tests.services.frontend.tiny_folder import CHATML, write_folder
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = {
+    "nested loops": (LOOP, "takes more than"),
+    "a power": ("{% set x = 10 %}{{ x ** (x ** 9) }}", "takes more than"),
+    "a power that is a constant": ("{{ 10 ** (10 ** 9) }}", "takes more than"),
+    "a macro that calls itself": (
+        "{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(0) }}",
+        "recursion|takes more than",
+    ),
+}
+LARGE = {
+    "a repeated text": "{{ 'a' * 10 ** 9 }}",
+    "a repeated text that is a constant": "{{ 'a' * 1000000000 }}",
+    "a centered text": "{% for x in range(9) %}{{ 'a' | center(900000000) }}{% endfor %}",
+    "a text that doubles": "{% set n = namespace(t='aaaaaaaa') %}{% for i in range(40) %}"
+    "{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}",
+    "a list that doubles": "{% set n = namespace(t=[1, 2, 3]) %}{% for i in range(40) %}"
+    "{% set n.t = n.t + n.t %}{% endfor %}{{ n.t | length }}",
+}
+
+
+def said(*texts: str) -> ChatPrompt:
+    return ChatPrompt([{"role": "user", "content": text} for text in texts])
+
+
+@pytest.fixture(autouse=True)
+def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, 1.0))
+    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, 1.0))
+    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, 1.0))
+
+
+def folder_with(tmp_path: Path, template: str) -> Path:
+    folder = write_folder(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [*ENDLESS.values(), *((template, "MiB|refuses|maximum") for template in LARGE.values())],
+    ids=[*ENDLESS, *LARGE],
+)
+async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, template: str, words: str) -> None:
+    with contextlib.closing(Tokenizer(folder_with(tmp_path, template), 1)) as tokenizer:
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match=words) as refused:
+                await tokenizer.conversations.sections(said("hello"))
+            assert "chat_template.jinja" in refused.value.message
+            assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [text for name, (text, _) in ENDLESS.items() if "constant" not in name]
+    + [text for name, text in LARGE.items() if "constant" not in name],
+)
+async def test_others_are_answered_while_one_conversation_runs_into_it(tmp_path: Path, template: str) -> None:
+    """The template is harmless until somebody says a word; constants of a template are computed before that."""
+    hidden = "{% if messages[0].content == 'bomb' %}" + template + "{% endif %}" + CHATML
+    with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
+        await tokenizer.conversations.sections(said("hello"))
+        bombs = [asyncio.ensure_future(tokenizer.conversations.sections(said("bomb"))) for _ in range(2)]
+        answers = [tokenizer.conversations.sections(said("hello", str(number))) for number in range(20)]
+        texts = [sections[0].text for sections in await asyncio.gather(*answers)]
+        assert all(f"\n{number}<" in text for number, text in enumerate(texts))
+        for result in await asyncio.gather(*bombs, return_exceptions=True):
+            assert isinstance(result, InvalidArgument)
+            assert "chat_template.jinja" in result.message
+        assert await tokenizer.conversations.sections(said("hello"))
+
+
+async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> None:
+    with contextlib.closing(Tokenizer(folder_with(tmp_path, LOOP), 1)) as tokenizer:
+        waiting = asyncio.ensure_future(tokenizer.conversations.sections(said("hello")))
+        turns, started = 0, time.thread_time()
+        while not waiting.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 100
+        assert time.thread_time() >= started
+        with pytest.raises(InvalidArgument):
+            waiting.result()
+
+
+async def test_a_template_that_is_nested_too_deeply_does_not_start(tmp_path: Path) -> None:
+    deep = "{% if a %}" * 5000 + "{% endif %}" * 5000
+    with pytest.raises(InvalidArgument, match=r"chat_template\.jinja does not compile") as refused:
+        Tokenizer(folder_with(tmp_path, deep), 1)
+    assert "\n" not in refused.value.message
