@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from tokenizers import Tokenizer as HfTokenizer
 
-
 FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
