@@ -183,6 +183,11 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
         [("add", {"a": 1}), ("now", {})],
     ),
+    (  # openai/harmony#38: dashes in front of the channel
+        "openai",
+        '<|start|>assistant<|channel|>––commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+        [("add", {"a": 1})],
+    ),
     ("openai", "<|channel|>final<|message|>Hi", ["<|channel|>final<|message|>Hi"]),
     (
         "gemma4",
