@@ -11,6 +11,7 @@ from services.frontend.generation.delta import SampleDelta
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
+from services.frontend.output_processor.detokenizer import PROMPT_END
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
@@ -134,9 +135,17 @@ class Generation:
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
 
     def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
+        prompt = self.prepared[index // self.request.sampling.n]
+        text = new_text(
+            self.request.sampling,
+            tokenizer,
+            final_only=self.request.final_only,
+            prompt_end=prompt.last_token_ids(PROMPT_END),
+            shown=shown,
+        )
         return Sample(
             index,
-            new_text(self.request.sampling, tokenizer, final_only=self.request.final_only, shown=shown),
+            text,
             silent=silent,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,

@@ -7,6 +7,7 @@ all valid ones; there an invalid byte would change text that has long been sent)
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from services.frontend.tokenizer.pieces import TokenPieces
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
+PROMPT_END = 24  # tokens of a prompt in which whole characters are found
+PRIMING_TOKENS = 4  # of these that are decoded at least
 LONGEST_CHARACTER = 4  # bytes of UTF-8, so also tokens, that an unfinished character can wait for
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
@@ -58,16 +61,15 @@ class WindowDetokenizer:
     """For every other vocabulary: decodes a short window of the last tokens with and without the new ones.
 
     The window starts at the tokens behind the last text that came out, because decoders of this kind treat the first
-    token of what they see differently (they drop its leading space).
+    token of what they see differently (they drop its leading space). At first these are the end of the prompt.
     """
 
     __slots__ = ("_decode", "_known", "_start", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[str]) -> None:
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, shown=shown)
-        self._window: list[int] = []
-        self._start = 0  # of the tokens in the window whose text is still unknown
-        self._known = ""  # text of those before
+    def __init__(self, decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> None:
+        self._decode = decode
+        self._window, self._known = primed(decode, prompt_end)
+        self._start = len(self._window)  # of the tokens in the window whose text is still unknown; _known: before it
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -109,15 +111,28 @@ class JoinedAddedTokens:
         return text
 
 
+def primed(decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> tuple[list[int], str]:
+    """Tokens in front of an answer's first one, as many as it takes for whole characters, and their text; none where
+    the prompt ends inside of a character."""
+    for size in range(min(PRIMING_TOKENS, len(prompt_end)), len(prompt_end) + 1):
+        window = list(prompt_end[len(prompt_end) - size :])
+        text = decode(window)
+        if text and not text.startswith(REPLACEMENT):
+            return ([], "") if text.endswith(REPLACEMENT) else (window, text)
+    return [], ""
+
+
 def new_detokenizer(
     tokenizer: Tokenizer,
     *,
+    prompt_end: Sequence[int] = (),
     skip_special_tokens: bool,
     spaces_between_special_tokens: bool = True,
     shown: frozenset[str] = frozenset(),
 ) -> Detokenizer:
-    """`shown`: special tokens that are not skipped in any case."""
+    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case."""
     if tokenizer.byte_level:  # which has no spaces of its own
         return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown))
-    detokenizer = WindowDetokenizer(tokenizer, skip_special_tokens, shown)
+    decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, shown=shown)
+    detokenizer = WindowDetokenizer(decode, prompt_end)
     return detokenizer if spaces_between_special_tokens else JoinedAddedTokens(detokenizer, tokenizer)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer
+from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, primed
 from services.frontend.output_processor.stop_strings import StopStrings
 from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -43,10 +43,11 @@ class NoText:
 class WholeText:
     """Read at the end only, without stop strings: decoded in one go."""
 
-    __slots__ = ("_decode", "_token_ids")
+    __slots__ = ("_decode", "_known", "_prompt_end", "_token_ids")
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> None:
         self._decode = decode
+        self._prompt_end, self._known = primed(decode, prompt_end)
         self._token_ids: list[int] = []
 
     def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
@@ -54,7 +55,7 @@ class WholeText:
         return TextPiece("", len(token_ids), None)
 
     def flush(self) -> TextPiece:
-        return TextPiece(self._decode(self._token_ids), 0, None)
+        return TextPiece(self._decode(self._prompt_end + self._token_ids)[len(self._known) :], 0, None)
 
 
 class PlainText:
@@ -104,15 +105,22 @@ class StoppingText:
 
 
 def new_text(
-    sampling: Sampling, tokenizer: Tokenizer, *, final_only: bool, shown: frozenset[str] = frozenset()
+    sampling: Sampling,
+    tokenizer: Tokenizer,
+    *,
+    final_only: bool,
+    prompt_end: Sequence[int] = (),
+    shown: frozenset[str] = frozenset(),
 ) -> SampleText:
-    """`shown`: special tokens that are not skipped in any case."""
+    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case."""
     if not sampling.detokenize:
         return NoText()
     if final_only and not sampling.stop and sampling.spaces_between_special_tokens:
-        return WholeText(partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens, shown=shown))
+        decode = partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens, shown=shown)
+        return WholeText(decode, () if tokenizer.byte_level else prompt_end)
     detokenizer = new_detokenizer(
         tokenizer,
+        prompt_end=prompt_end,
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         shown=shown,

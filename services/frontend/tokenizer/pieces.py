@@ -7,9 +7,12 @@ or end inside a UTF-8 character.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from tokenizers import Tokenizer as HfTokenizer
+
+FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _alphabet() -> dict[str, int]:
@@ -36,6 +39,12 @@ def token_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
+
+
+def fallback_byte(token: str) -> bytes:
+    """Byte that a token of SentencePiece's byte fallback stands for, "<0xF0>"; empty for other tokens."""
+    found = FALLBACK_BYTE.fullmatch(token)
+    return b"" if found is None else bytes.fromhex(found[1])
 
 
 class TokenPieces(dict[int, "str | bytes"]):

@@ -21,7 +21,7 @@ from services.frontend.tokenizer.conversations.rendering import Introduction
 from services.frontend.tokenizer.encoder import Encoder, Tokenized
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
-from services.frontend.tokenizer.pieces import TokenPieces, is_byte_level
+from services.frontend.tokenizer.pieces import TokenPieces, fallback_byte, is_byte_level
 from shared.errors import InvalidArgument
 from shared.models.tokenizer_file import tokenizer_file
 from shared.structured_output.literals import Specials
@@ -190,9 +190,15 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What this one token stands for, special tokens by name."""
         if not self.byte_level:
-            return self.decode([token_id], skip_special_tokens=False).encode()
+            return fallback_byte(self.token_name(token_id)) or self._text_of(token_id).encode()
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
+
+    def _text_of(self, token_id: int) -> str:
+        """Text behind another token: alone, such decoders drop a token's leading space."""
+        alone = self.decode([token_id], skip_special_tokens=False)
+        text = self.decode([token_id, token_id], skip_special_tokens=False)
+        return text[len(alone) :] if text.startswith(alone) else alone
 
     @property
     def special_ids(self) -> frozenset[int]:

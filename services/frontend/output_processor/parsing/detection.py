@@ -12,6 +12,7 @@ Rows = tuple[tuple[tuple[str, ...], str], ...]
 TOOLS: Rows = (
     (("<|channel|>", "<|start|>"), "openai"),
     (("｜DSML｜tool_calls",), "deepseek_v4"),
+    (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
     (("｜DSML｜",), "deepseek_v32"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
@@ -45,6 +46,7 @@ REASONING: Rows = (
     (("<|channel>thought",), "gemma4"),
     (("<|tool_calls_section_begin|>", "<think>"), "kimi_k2"),
     (("<think>", "<answer>"), "hunyuan_a13b"),
+    (("<minimax:tool_call>", "<think>"), "deepseek_r1"),  # its <response> is a tool's
     (("<think>", "<response>"), "ernie45"),
     (("thought process",), "granite"),
     (("<think>",), "deepseek_r1"),

@@ -17,6 +17,7 @@ SCALAR = re.compile(r"[0-9A-Za-z+.\-]+")
 CONTROL = re.compile(r"[\x00-\x1f]")
 CLOSING = {"{": "}", "[": "]"}
 LONGEST_SCALAR = 400
+ESCAPED = frozenset('"\\/bfnrtu')  # what may follow a backslash
 
 
 def quoted(text: str) -> str:
@@ -25,8 +26,8 @@ def quoted(text: str) -> str:
 
 
 def value(scan: Scanner, sink: Sink) -> Steps[None]:
-    """One value, as it is written; but line breaks and the like inside of strings, which JSON forbids and models write,
-    are escaped."""
+    """One value, as it is written; but line breaks and the like inside of strings, and backslashes that escape nothing,
+    which JSON forbids and models write, are escaped."""
     first = yield from scan.peek()
     if first == '"':
         yield from _raw_string(scan, sink)
@@ -81,7 +82,8 @@ def _raw_escape(scan: Scanner, sink: Sink) -> Steps[None]:
     if not (yield from scan.peek()):
         scan.at = begin
         raise Malformed
-    sink("\\" + (yield from scan.next()))
+    kind = yield from scan.next()
+    sink(("\\" if kind in ESCAPED else "\\\\") + (kind if kind >= " " else quoted(kind)))
 
 
 def scalar(scan: Scanner) -> Steps[str]:

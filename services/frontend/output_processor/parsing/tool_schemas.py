@@ -38,7 +38,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         return _types(_referenced(schema["$ref"], root), root, depth + 1)
     declared = schema.get("type")
     if isinstance(declared, str):
-        return frozenset({declared}) & ANYTHING
+        nullable = {"null"} if schema.get("nullable") is True else set()  # OpenAPI 3.0
+        return frozenset({declared} & ANYTHING | nullable)
     if isinstance(declared, list):
         return frozenset(name for name in declared if name in ANYTHING)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []

@@ -11,6 +11,7 @@ from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.output_processor.tool_parsers import openai
 
 BODY_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START)
+CUT_HEADERS = (openai.END, openai.CALL, openai.RETURN)
 CALL_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START, padding=no_padding)
 
 
@@ -19,6 +20,8 @@ def read(scan: Scanner, writer: EventWriter, _is_open: bool) -> Steps[None]:
         try:
             header = yield from openai.header(scan)
         except Malformed:
+            if scan.unsettled.endswith(CUT_HEADERS) or (yield from scan.comes(openai.START)):
+                scan.settle()  # a header without a message says nothing to the user
             writer.no_markup()
             continue
         if header.recipient:

@@ -18,11 +18,11 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 STARTS = Markers(START, CHANNEL)
-HEADER_ENDS = Markers(MESSAGE)
+HEADER_ENDS = Markers(MESSAGE, END, CALL, RETURN, START)
 ENDS = Markers(END, CALL, RETURN, START)
 HEADER = re.compile(
-    r"(?:assistant)?\s*(?:to=(?P<first>[^\s<>]+))?\s*(?:<\|channel\|>)?\s*(?P<channel>analysis|commentary|final)?"
-    r"\s*(?:to=(?P<second>[^\s<>]+))?\s*(?:<\|constrain\|>)?\s*(?:json|code|text)?\s*"
+    r"(?:assistant)?\s*(?:to=(?P<first>[^\s<>]+))?\s*(?:<\|channel\|>)?[\s–—-]*(?P<channel>analysis|commentary|final)?"
+    r"\s*(?:to=(?P<second>[^\s<>]+))?\s*(?:<\|constrain\|>\s*[^\s<>]*|json|code|text)?\s*"
 )
 LONGEST_HEADER = 512  # characters
 FUNCTIONS = "functions."
@@ -38,7 +38,10 @@ class MessageHeader(NamedTuple):
 def header(scan: Scanner) -> Steps[MessageHeader]:
     """From behind its first marker up to its message, which is read; Malformed if it does not look like one."""
     parts: list[str] = []
-    if not (yield from scan.until(HEADER_ENDS, scan.keeping(parts, LONGEST_HEADER))):
+    end = yield from scan.until(HEADER_ENDS, scan.keeping(parts, LONGEST_HEADER))
+    if end == START:
+        scan.at -= len(START)
+    if end != MESSAGE:
         raise Malformed
     found = HEADER.fullmatch("".join(parts))
     if found is None:

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from services.frontend.output_processor.detokenizer import new_detokenizer
+from services.frontend.output_processor.sample_text import new_text
+from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.tiny_folder import CORPUS, END, START
 
@@ -86,3 +88,53 @@ def test_bytes_that_never_become_a_character_are_not_kept_for_ever(metaspace: To
     texts = pieces(metaspace, [bad] * 12)
     assert len("".join(texts)) == 12
     assert any(texts[:5])
+
+
+# prompt, what follows it: lmdeploy#1743, llama.cpp PR 7524, transformers PR 21955 (the space in front was lost)
+CONTINUED = [
+    ("hello world", " to everyone"),
+    ("the quick", " brown"),
+    ("hello wor", "ld and"),
+    ("hello\n", "  two three"),
+    ("one two", "  "),
+    ("hello 🙂", " world"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), CONTINUED)
+@pytest.mark.parametrize("final_only", [False, True])
+def test_an_answer_keeps_the_space_between_it_and_the_prompt(
+    metaspace: Tokenizer, prompt: str, answer: str, final_only: bool
+) -> None:
+    prompt_ids = metaspace.encode_now(prompt, add_special_tokens=False)
+    whole = [
+        *prompt_ids,
+        *metaspace.encode_now("a" + answer, add_special_tokens=False)[1:],
+    ]
+    expected = metaspace.decode(whole, skip_special_tokens=True)[len(prompt) :]
+    for stop in ((), ("never",)):
+        text = new_text(Sampling(stop=stop), metaspace, final_only=final_only, prompt_end=prompt_ids)
+        found = "".join(text.push([token], False).text for token in whole[len(prompt_ids) :]) + text.flush().text
+        assert found == expected
+
+
+def test_a_stop_string_with_a_space_matches_at_the_first_token(metaspace: Tokenizer) -> None:
+    prompt = metaspace.encode_now("hello", add_special_tokens=False)
+    the = metaspace.encode_now("the", add_special_tokens=False)
+    text = new_text(Sampling(stop=(" the",)), metaspace, final_only=False, prompt_end=prompt)
+    assert [text.push([token], False).stop for token in the][-1] == " the"
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_answer(metaspace: Tokenizer, cut: int) -> None:
+    torn = metaspace.encode_now("hello 🙂", add_special_tokens=False)[:-cut]
+    answer = metaspace.encode_now("world", add_special_tokens=False)
+    detokenizer = new_detokenizer(metaspace, prompt_end=torn, skip_special_tokens=True)
+    assert "".join([*map(detokenizer.push, answer), detokenizer.flush()]).strip() == "world"
+
+
+def test_byte_tokens_of_sentencepiece_keep_their_bytes(metaspace: Tokenizer) -> None:
+    """ollama#13497, vllm#27300: log-probabilities showed U+FFFD for each."""
+    for text in ("🙂", "é", "你", "hello world"):
+        ids = metaspace.encode_now(text, add_special_tokens=False)
+        assert b"".join(map(metaspace.token_bytes, ids)) == b" " + text.encode()

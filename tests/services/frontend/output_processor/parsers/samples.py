@@ -20,6 +20,11 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ("hermes", '<tool_call>{"name": "now"}</tool_call> Done.', [("now", {}), "Done."]),
     ("hermes", '<tool_call>{"name": "now", "arguments": null, "type": [1]}</tool_call>', [("now", {})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"b": "1\n2"}}</tool_call>', [("add", {"b": "1\n2"})]),
+    (  # physics-intern PR 6: backslashes that escape nothing
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"b": "C:\\dir and \\$x\\n"}}</tool_call>',
+        [("add", {"b": "C:\\dir and \\$x\n"})],
+    ),
     ("hermes", '<tool_call>[{"name": "now"}, {"name": "add"}]</tool_call>', [("now", {}), ("add", {})]),
     ("hermes", '<tool_call>{"name": "caf\\u00e9 \\ud83d\\ude42 \\ud83d"}</tool_call>', [("café 🙂 ?", {})]),
     ("ernie45", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
@@ -182,6 +187,11 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant '
         "to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
         [("add", {"a": 1}), ("now", {})],
+    ),
+    (  # openai/harmony#38: dashes in front of the channel
+        "openai",
+        '<|start|>assistant<|channel|>––commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+        [("add", {"a": 1})],
     ),
     ("openai", "<|channel|>final<|message|>Hi", ["<|channel|>final<|message|>Hi"]),
     (

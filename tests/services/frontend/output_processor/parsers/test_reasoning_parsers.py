@@ -61,6 +61,15 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
             ),
         ],
     ),
+    # openai/harmony#60: another word behind <|constrain|>
+    ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
+    # llama.cpp#27720: a header without a message
+    (
+        "openai_gptoss",
+        "<|channel|>?? <|end|><|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+        [R("hm"), C("Hi")],
+    ),
     ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel. <|channel|>odd one<|message|>x")]),
 ]
 

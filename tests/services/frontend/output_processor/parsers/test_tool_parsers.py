@@ -8,6 +8,8 @@ import pytest
 
 from services.frontend.output_processor.parsing import registry
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.request.request import Tool
 from shared.errors import InvalidArgument
 from tests.services.frontend.output_processor.parsers.reading import calls_in, pieces
 from tests.services.frontend.output_processor.parsers.samples import BROKEN, CALLS, Expected, as_expected
@@ -59,3 +61,10 @@ def test_an_unknown_parser_is_told_which_there_are() -> None:
         registry.tool_format("hermez")
     with pytest.raises(InvalidArgument, match=r"reasoning_parser: unknown parser 'x'; there are .*qwen3"):
         registry.reasoning_format("x")
+
+
+def test_null_is_a_value_of_a_nullable_parameter() -> None:
+    """opencode#44262, dynamo frontend-crates PR 251: null of {type: integer, nullable: true} came out as a string."""
+    for name, nullable, types in (("integer", True, {"integer", "null"}), ("string", False, {"string"})):
+        tool = Tool("add", {"properties": {"a": {"type": name, "nullable": nullable}}})
+        assert ToolSchemas((tool,)).types("add", "a") == types
