@@ -91,7 +91,7 @@ async def test_probes_show_in_no_answer(folder: Path, stream: bool) -> None:
 async def test_a_client_that_goes_is_noticed_all_the_same(folder: Path, stream: bool) -> None:
     """Its end looks like a half that is closed until something is written to it."""
     script = ScriptedScheduler(count_up)
-    script.paused = True
+    script.pause()
     async with scheduler(script), running(folder, script.address) as frontend:
         peer = HalfClosing(frontend, request(stream=stream))
         async with asyncio.timeout(60):
