@@ -117,6 +117,11 @@ class FrontendSettings(Settings):
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )
+    sse_keepalive_s: float = Field(
+        15.0,
+        ge=0,
+        description="silence in a stream of HTTP after which a keep-alive is sent, seconds; 0: none is sent",
+    )
     chat_template: str = Field(
         "", description="file with a Jinja chat template, or the name of one of the model's; default: the model's own"
     )

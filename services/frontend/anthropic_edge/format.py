@@ -28,6 +28,11 @@ def event(body: Json) -> bytes:
     return f"event: {body['type']}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
 
 
+def ping() -> bytes:
+    """Returns what a silent stream sends."""
+    return event(PING)
+
+
 def parts_of(delta: SampleDelta) -> list[Part]:
     if delta.parts is not None:
         return delta.parts

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from services.frontend.anthropic_edge import errors
 from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
-from services.frontend.anthropic_edge.format import MessageFormat
+from services.frontend.anthropic_edge.format import MessageFormat, ping
 from services.frontend.anthropic_edge.requests import count_prompt, messages_request
 from services.frontend.catalogue import Catalogue
 from services.frontend.generation.generator import Generator
@@ -47,7 +47,11 @@ class MessageRoutes:
         body.refuse_unknown()
         request = messages_request(body, headers.read(http), self._tokenizer)
         return Answer(
-            self._generator, request, MessageFormat(request, self._catalogue.called(request.model)), stream=body.stream
+            self._generator,
+            request,
+            MessageFormat(request, self._catalogue.called(request.model)),
+            stream=body.stream,
+            keep_alive=ping,
         )
 
     async def count(self, body: CountBody) -> dict[str, int]:

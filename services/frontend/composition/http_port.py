@@ -76,6 +76,7 @@ class HttpPort:
             calls=door.calls,
             metrics=door.metrics,
             load=self._core.load,
+            sse_keepalive_s=settings.sse_keepalive_s,
             web=self._new_web_edge,
         )
         self._offline.call(face.inner)

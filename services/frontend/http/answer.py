@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import orjson
@@ -15,15 +18,24 @@ from services.frontend.generation.generation import Generation
 from services.frontend.generation.generator import Generator
 from services.frontend.http.as_sent import as_sent
 from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import CALL
+from services.frontend.http.headers import CALL, KEEPALIVE
 from services.frontend.request.request import Request
 from shared.errors import Internal, QuireError
 from shared.logs import logger
+from shared.process.supervision import Tasks
 
 log = logger("http")
 
 
 EVENTS = "text/event-stream"
+OPEN_AFTER_S = 0.8  # a stream without a token: its status line comes within a second
+
+_keepalives = Tasks()  # each is ended by the answer that it keeps alive
+
+
+def comment() -> bytes:
+    """Returns an event that says nothing, as server-sent events spell it."""
+    return b": keep-alive\n\n"
 
 
 class Format(Protocol):
@@ -58,16 +70,21 @@ class ErrorWords(Protocol):
 class WorkingResponse(Response, ABC):
     """The work happens while the response is sent, so that one place sees the client go and every error.
 
-    Headers wait for the first tokens: until then a failure still gets its own status.
+    Headers wait for the first tokens, of a stream for a moment: until then a failure still gets its own status.
     """
 
-    def __init__(self, kind: str, words: ErrorWords, form_field: str = "") -> None:
-        """`kind`: of its media; `form_field`: the request's."""
+    def __init__(
+        self, kind: str, words: ErrorWords, form_field: str = "", keep_alive: Callable[[], bytes] | None = None
+    ) -> None:
+        """`kind`: of its media; `form_field`: the request's; `keep_alive`: what a stream sends while it is silent."""
         super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._words = words
         self._form_field = form_field
+        self._keep_alive = keep_alive
         self._is_open = False
+        self._num_sent = 0  # pieces of a stream
+        self._turn = asyncio.Lock()  # to send
 
     @abstractmethod
     async def work(self, call: Call, send: Send) -> None:
@@ -77,7 +94,8 @@ class WorkingResponse(Response, ABC):
         call: Call = scope[CALL]
         async with while_connected(receive):
             try:
-                await self.work(call, send)
+                async with self._kept_alive(scope.get(KEEPALIVE, 0.0), send):
+                    await self.work(call, send)
             except Exception as error:
                 if isinstance(error, QuireError):
                     call.error, told = error, as_sent(scope["path"], error, self._form_field)
@@ -93,6 +111,36 @@ class WorkingResponse(Response, ABC):
             return
         await self._words.refusal(error)(scope, receive, send)
 
+    @asynccontextmanager
+    async def _kept_alive(self, every_s: float, send: Send) -> AsyncIterator[None]:
+        """Opens a stream that has nothing to say yet, and sends keep-alives in its silences."""
+        if self._keep_alive is None:
+            yield
+            return
+        task = _keepalives.start("keep-alive", self._break_silence(self._keep_alive, every_s, send))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _break_silence(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
+        await asyncio.sleep(OPEN_AFTER_S)
+        await self._send_piece(b"", send)
+        while every_s:
+            num_sent = self._num_sent
+            await asyncio.sleep(every_s)
+            if self._num_sent == num_sent:
+                await self._send_piece(keep_alive(), send)
+
+    async def _send_piece(self, piece: bytes, send: Send) -> None:
+        """A part of a stream, behind its headers."""
+        async with self._turn:
+            if not self._is_open:
+                await self._open(send)
+            if piece:
+                self._num_sent += 1
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+
     async def _open(self, send: Send) -> None:
         self._is_open = True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -102,9 +150,17 @@ class Answer(WorkingResponse):
     """Of a generation that belongs to the call."""
 
     def __init__(
-        self, generator: Generator, request: Request, format: Format, *, stream: bool, stream_type: str = EVENTS
+        self,
+        generator: Generator,
+        request: Request,
+        format: Format,
+        *,
+        stream: bool,
+        stream_type: str = EVENTS,
+        keep_alive: Callable[[], bytes] = comment,
     ) -> None:
-        super().__init__(stream_type if stream else "application/json", format, request.form_field)
+        kind = stream_type if stream else "application/json"
+        super().__init__(kind, format, request.form_field, keep_alive if stream else None)
         self._generator = generator
         self._request = request
         self._format = format
@@ -127,9 +183,10 @@ class Answer(WorkingResponse):
     async def _stream(self, generation: Generation, send: Send) -> None:
         """One write for everything that is ready; while it is under way, the next news gather."""
         async for deltas in generation:
-            events = self._format.events(deltas, generation)
+            await self._send_piece(self._format.events(deltas, generation), send)
+        last = self._format.last_events(generation)
+        async with self._turn:
+            self._keep_alive = None
             if not self._is_open:
                 await self._open(send)
-            await send({"type": "http.response.body", "body": events, "more_body": True})
-        last = self._format.last_events(generation)
-        await send({"type": "http.response.body", "body": last})
+            await send({"type": "http.response.body", "body": last})

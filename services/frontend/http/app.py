@@ -77,6 +77,7 @@ def build(
     calls: Calls,
     metrics: FrontendMetrics,
     load: Load,
+    sse_keepalive_s: float,
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
     """`operator` raises QuireError unless operators' key is among the headers; `web`: what
@@ -104,7 +105,7 @@ def build(
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
     guarded = OtherPages(guarded, cors_origins, refusal)
-    guarded = web(CallScope(guarded, calls, metrics, refusal))
+    guarded = web(CallScope(guarded, calls, metrics, refusal, sse_keepalive_s))
     if cors_origins:
         guarded = CORSMiddleware(
             guarded,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.calls.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, request_id_headers, sent_id, traceparent
+from services.frontend.http.headers import CALL, HANDLER, KEEPALIVE, request_id_headers, sent_id, traceparent
 from shared.errors import Internal, QuireError
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
@@ -26,13 +26,19 @@ class CallScope:
     """The outermost of all."""
 
     def __init__(
-        self, app: ASGIApp, calls: Calls, metrics: FrontendMetrics, refusal: Callable[[str, QuireError], Response]
+        self,
+        app: ASGIApp,
+        calls: Calls,
+        metrics: FrontendMetrics,
+        refusal: Callable[[str, QuireError], Response],
+        keepalive_s: float = 0.0,
     ) -> None:
-        """`refusal`: how the clients of a path are told."""
+        """`refusal`: how the clients of a path are told; `keepalive_s`: silence of a stream before a keep-alive."""
         self._app = app
         self._calls = calls
         self._metrics = metrics
         self._refusal = refusal
+        self._keepalive_s = keepalive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,6 +55,7 @@ class CallScope:
 
         with self._calls.begin() as call:
             scope[CALL] = call
+            scope[KEEPALIVE] = self._keepalive_s
             call.traceparent = traceparent(scope["headers"])
             try:
                 await self._app(scope, receive, watched)

@@ -18,6 +18,7 @@ from services.frontend.streams.streams import Streams
 from shared.errors import QuireError
 
 END = b"\n\n"  # of an event
+LINE = b": keep-alive\n"  # no event of its own: readers that keep the last id would take it for one
 NO_CONTENT = 204  # tells a browser's EventSource that there is nothing to come back for
 
 
@@ -73,7 +74,7 @@ class KeptAnswer(WorkingResponse):
         form_field: str,
     ) -> None:
         """`find`: begins it, or finds it; raises QuireError."""
-        super().__init__(EVENTS, words, form_field)
+        super().__init__(EVENTS, words, form_field, lambda: LINE)
         self._streams = streams
         self._find = find
         self._offset = offset
@@ -82,9 +83,7 @@ class KeptAnswer(WorkingResponse):
         stream = await self._find(call)
         with self._streams.reading(stream):
             async for piece in stream.read(self._offset):
-                if not self._is_open:
-                    await self._open(send)
-                await send({"type": "http.response.body", "body": forms.event(stream, piece), "more_body": True})
+                await self._send_piece(forms.event(stream, piece), send)
         if self._is_open:
             await send({"type": "http.response.body", "body": b""})
         else:

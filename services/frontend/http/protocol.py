@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, NamedTuple, cast
 
+import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.frontend.http import whole_call
 from services.frontend.http.connections import Connections, Deadline
+from services.frontend.http.half_closed import HalfClosed
 from services.frontend.http.headers import REQUEST_ID_BYTES, Headers
+from services.frontend.http.upgrades import CONNECT, without_upgrade
 
 Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
 
@@ -44,6 +47,8 @@ def _last_words(status: HTTPStatus) -> bytes:
 
 TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE)
 TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
+NO_TUNNELS = _last_words(HTTPStatus.NOT_IMPLEMENTED)  # CONNECT
+CUT_SHORT = _last_words(HTTPStatus.BAD_REQUEST)  # the client closed its half within a request
 LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
 LINGER_S = 1.0  # that a peer has to hear the last words and to close
@@ -64,6 +69,7 @@ class Guarded(HttpToolsProtocol):
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
+    _half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -79,6 +85,8 @@ class Guarded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.close()
         self._writing.close()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         if self._is_kept:
             self._is_kept = False
             self.connections_kept.leave(self._address)
@@ -94,9 +102,47 @@ class Guarded(HttpToolsProtocol):
             self._header_bytes += len(data)
         elif not self._in_call and type(self).is_shut() and self._refuse_whole(data):
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._in_headers and max(self._header_bytes, len(data)) > self.connections_kept.limits.header_bytes:
             self._give_up("headers", LARGE_HEADERS)
+
+    def _parse(self, data: bytes) -> None:
+        """Calls the `on_...` of what it finds."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as paused:
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                if method == CONNECT:
+                    self._turn_away(NO_TUNNELS)
+                    return
+                data = without_upgrade(method, self.url, version, self.headers) + data[paused.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as every parser of uvicorn
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Nothing more comes. Returns whether an answer is still to be written; TLS cannot be closed by halves."""
+        if not self._is_kept or self._is_over or self.scheme == "https":
+            return False
+        cycle = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        if self._in_call:
+            if is_answered if self._in_headers else cycle is not None and not cycle.response_started:
+                self.transport.write(CUT_SHORT)
+            return False
+        if cycle is None or is_answered:
+            return False
+        if self.pipeline:  # what is written next belongs to an answer before this one
+            cycle.keep_alive = False
+            return True
+        self._half_closed = HalfClosed(self.transport, cycle)
+        cycle.transport = cast(asyncio.Transport, self._half_closed)
+        return True
 
     def _refuse_whole(self, data: bytes) -> bool:
         """Whether `data` was a call and has been answered. Nothing of one that came before it is under way."""
@@ -124,6 +170,8 @@ class Guarded(HttpToolsProtocol):
         self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():  # comes once more, without
+            return
         self._in_headers = False
         self._reading.set(self.connections_kept.limits.body_s, self._no_body)
         self._pass_door()
@@ -186,6 +234,8 @@ class Guarded(HttpToolsProtocol):
         self.on_response_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if not self._is_over:
             self._reading.clear()
         self._in_call = False

@@ -101,6 +101,10 @@ class LineFormat(ABC):
         said = self.said(*self._news.take())
         return self._frame(said, done=True) | self._ending(generation) | self._logprobs(delta)
 
+    def keep_alive(self) -> bytes:
+        """Returns a line without text: clients parse every line as JSON."""
+        return orjson.dumps(self._frame(self.said("", "", []), done=False)) + b"\n"
+
     def nothing(self) -> Json:
         """Of a call that asks nothing."""
         return self._frame(self.said("", "", []), done=True)

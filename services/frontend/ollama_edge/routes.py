@@ -109,7 +109,14 @@ class OllamaRoutes:
         return Answer(self._generator, request, answer_format, stream=False)
 
     def _answer(self, request: Asked, answer_format: LineFormat, *, stream: bool) -> Response:
-        return Answer(self._generator, request, answer_format, stream=stream, stream_type=LINES)
+        return Answer(
+            self._generator,
+            request,
+            answer_format,
+            stream=stream,
+            stream_type=LINES,
+            keep_alive=answer_format.keep_alive,
+        )
 
     @property
     def _texts(self) -> TokenTexts:
