@@ -81,6 +81,10 @@ class FrontendMetrics:
         """`tenants`: with what is counted by tenant, which is for operators where tenants have keys."""
         return generate_latest(self.registry) + (generate_latest(self.of_tenants) if tenants else b"")
 
+    def count_unknown_field(self, label: str) -> None:
+        """`label`: one of the few of http/unknown_fields.py."""
+        self.unknown_fields.labels(label).inc()
+
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(name, documentation, labels, registry=self.registry)
 
@@ -166,6 +170,9 @@ class FrontendMetrics:
             ("handler", "method"),
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
+        )
+        self.unknown_fields = self._counter(
+            "quire_unknown_request_fields", "Fields of HTTP bodies that were ignored; other: without a label", "field"
         )
         self.grpc_requests = self._counter("quire_frontend_grpc_requests", "gRPC calls answered", "method", "code")
 

@@ -59,6 +59,11 @@ class FrontendSettings(Settings):
         description="bounds on connections other than the defaults, NAME=VALUE,...: "
         + ", ".join(ConnectionLimits.names()),
     )
+    strict_request_fields: bool = Field(
+        False,
+        description="refuse every field of a body that is not known (400); otherwise only those that look misspelt, "
+        "and the rest is ignored and counted in quire_unknown_request_fields_total",
+    )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
     unavailable_after_s: float = Field(
         30.0,

@@ -8,16 +8,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from services.frontend.anthropic_edge.tools import MODES
-from services.frontend.http.known_fields import closed
+from services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
+from services.frontend.http.known_fields import described
 from services.frontend.http.ranges import needs
-from shared.errors import InvalidArgument, Unimplemented
+from services.frontend.http.unknown_fields import UnknownFields
+from shared.errors import Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
 IGNORED = frozenset({
-    "anthropic_beta", "betas", "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
+    "anthropic_beta", "betas", "cache_control", "context_management",
+    "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
     "user_profile_id", "workspace_id",
 })  # fmt: skip
-NOT_OFFERED = frozenset({"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"})
+NOT_OFFERED = frozenset({"compaction", "container", "fallbacks", "mcp_servers", "thread"})
 NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
@@ -37,7 +40,12 @@ TOOL: dict[str, Any] = {
     "required": ["name"],
     "properties": {
         "name": {"type": "string", "minLength": 1},
-        "type": {"enum": [None, "custom"]},
+        "type": {
+            "anyOf": [
+                {"enum": [None, "custom", *RUN_BY_CLIENT]},
+                {"type": "string", "pattern": f"^({'|'.join(RUN_BY_SERVER)})"},
+            ]
+        },
         "input_schema": {"type": ["object", "null"]},
         "description": {"type": ["string", "null"]},
         "strict": {"type": ["boolean", "null"]},
@@ -77,7 +85,7 @@ class CountBody(BaseModel):
     """POST /v1/messages/count_tokens"""
 
     model_config = ConfigDict(
-        extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [MUST_CALL])
+        extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [MUST_CALL])
     )
 
     model: str = ""
@@ -89,14 +97,14 @@ class CountBody(BaseModel):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def refuse_unknown(self) -> None:
-        """A misspelled field would otherwise be a silent default."""
-        for name, value in (self.model_extra or {}).items():
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
+        extra = self.model_extra or {}
+        unknown.check(extra.keys() - IGNORED - NOT_OFFERED, MessagesBody.model_fields.keys() | IGNORED | NOT_OFFERED)
+        for name, value in extra.items():
             if name in NOT_OFFERED and value not in NOTHING:
                 reason = THREAD if name == "thread" else ""
                 raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
-            if name not in IGNORED | NOT_OFFERED:
-                raise InvalidArgument(f"{name}: unknown field", field=name)
 
 
 class MessagesBody(CountBody):

@@ -37,6 +37,7 @@ class MessageRoutes:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
+        self._unknown = bounds.unknown_fields
         route = worded_route(bounds, errors.as_response, errors.plain_response)
         self.router = Router(tags=["messages"], route_class=route)
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
@@ -44,7 +45,7 @@ class MessageRoutes:
 
     async def create(self, body: MessagesBody, http: Request) -> Response:
         """Answers a conversation."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         request = messages_request(body, headers.read(http), self._tokenizer)
         return Answer(
             self._generator,
@@ -56,6 +57,6 @@ class MessageRoutes:
 
     async def count(self, body: CountBody) -> dict[str, int]:
         """How many tokens the conversation has."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         return {"input_tokens": len(await self._processor.tokenize(count_prompt(body), entry.max_model_len))}

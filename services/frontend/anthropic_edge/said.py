@@ -5,13 +5,23 @@ from __future__ import annotations
 from services.frontend.http.ranges import Schema, needs
 
 THOUGHTS = ("thinking", "redacted_thinking")
+# Calls of tools that Anthropic's servers ran, and their results: parts of turns that were answered elsewhere.
+SERVER_RUN = (
+    "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
+    "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+    "mcp_tool_use", "mcp_tool_result", "advisor_tool_result", "container_upload",
+)  # fmt: skip
 
 TEXT: Schema = {"required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+REFERENCE: Schema = {
+    "required": ["type", "tool_name"],
+    "properties": {"type": {"const": "tool_reference"}, "tool_name": {"type": "string"}},
+}
 RESULT: Schema = {
     "required": ["type"],
     "properties": {
         "type": {"const": "tool_result"},
-        "content": {"type": ["string", "array", "null"], "items": {"type": "object", **TEXT}},
+        "content": {"type": ["string", "array", "null"], "items": {"type": "object", "anyOf": [TEXT, REFERENCE]}},
     },
 }
 USE: Schema = {
@@ -23,8 +33,13 @@ USE: Schema = {
     },
 }
 THOUGHT: Schema = {"required": ["type"], "properties": {"type": {"enum": [*THOUGHTS]}}}
+SERVERS: Schema = {"required": ["type"], "properties": {"type": {"enum": [*SERVER_RUN]}}}
 SYSTEM: Schema = {"items": {"type": "object", **TEXT}}
-BLOCKS = {"user": (TEXT, RESULT), "assistant": (TEXT, USE, THOUGHT), "system": (TEXT,)}  # by the role of their message
+BLOCKS = {
+    "user": (TEXT, RESULT),
+    "assistant": (TEXT, USE, THOUGHT, SERVERS),
+    "system": (TEXT,),
+}  # by the role of their message
 OF_ROLES = [
     needs("role", {"const": role}, "content", {"items": {"anyOf": [*blocks]}}) for role, blocks in BLOCKS.items()
 ]

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.anthropic_edge.bodies import MessageBody
-from services.frontend.anthropic_edge.said import THOUGHTS
+from services.frontend.anthropic_edge.said import SERVER_RUN, THOUGHTS
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
 Block = Mapping[str, Any]
 
+BILLING = "x-anthropic-billing-header:"
+
 
 def turns(system: str | Sequence[Block] | None, messages: Iterable[MessageBody]) -> list[Mapping[str, Any]]:
     written: list[Mapping[str, Any]] = []
-    if system:
-        written.append(conversation.message("system", _joined(_texts_alone(system, "system"))))
+    if system and (text := _joined(_without_billing(_texts_alone(system, "system")))):
+        written.append(conversation.message("system", text))
     for number, message in enumerate(messages):
         blocks = _text_blocks(message.content, f"messages[{number}].content")
         if message.role == "assistant":
@@ -45,6 +47,17 @@ def _texts_alone(content: Any, place: str) -> list[Block]:
     return blocks
 
 
+def _without_billing(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yields the blocks without Claude Code's billing line. The line differs from request to request, and as the first
+    one of the prompt it would keep every request from the cached prefix of the one before."""
+    for block in blocks:
+        text = block["text"]
+        if text.lstrip().startswith(BILLING):
+            text = text.lstrip().partition("\n")[2].lstrip("\n")
+        if text or not block["text"]:
+            yield {**block, "text": text}
+
+
 def _field(place: str) -> str:
     return place.partition("[")[0]
 
@@ -54,9 +67,9 @@ def _joined(blocks: Iterable[Block]) -> str:
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> Mapping[str, Any]:
-    """Thoughts that were encrypted elsewhere are left out: nobody here can read them."""
+    """Leaves out thoughts that were encrypted elsewhere, and tools that other servers ran."""
     for block in blocks:
-        if block.get("type") not in ("text", "tool_use", *THOUGHTS):
+        if block.get("type") not in ("text", "tool_use", *THOUGHTS, *SERVER_RUN):
             raise _not_offered(block, place)
     calls = [_call(block, place) for block in blocks if block["type"] == "tool_use"]
     thoughts = "\n".join(str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking")
@@ -90,9 +103,17 @@ def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[
 
 def _result(block: Block, place: str) -> Mapping[str, Any]:
     content = block.get("content")
-    text = _joined(_texts_alone("" if content is None else content, place))
+    blocks = [_readable(part) for part in _text_blocks("" if content is None else content, place)]
+    text = _joined(_texts_alone(blocks, place))
     failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
     return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
+
+
+def _readable(block: Block) -> Block:
+    """Returns a reference to a tool, which a search for tools answers, as text: all tools are shown to the model."""
+    if block.get("type") != "tool_reference":
+        return block
+    return {"type": "text", "text": f"The tool {block.get('tool_name') or ''} is available."}
 
 
 def _not_offered(block: Block, place: str) -> Unimplemented:

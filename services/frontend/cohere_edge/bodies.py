@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http.known_fields import closed
+from services.frontend.http.known_fields import described
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.ranges import given
+from services.frontend.http.unknown_fields import UnknownFields
 from shared.errors import InvalidArgument, Unimplemented
 
 NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
@@ -27,7 +28,9 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class CohereEmbedBody(BaseModel):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed((), dict.fromkeys(NOT_OFFERED, NOTHING), RULES))
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra=described((), dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
+    )
 
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1, json_schema_extra={"items": {"minLength": 1}})
@@ -42,12 +45,12 @@ class CohereEmbedBody(BaseModel):
     )
     priority: int | None = None
 
-    def refuse_unknown(self) -> None:
-        """A misspelled field would otherwise be a silent default."""
-        for name, value in (self.model_extra or {}).items():
-            if name not in NOT_OFFERED:
-                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
-            if value not in NOTHING:
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
+        extra = self.model_extra or {}
+        unknown.check(extra.keys() - NOT_OFFERED, type(self).model_fields.keys() | NOT_OFFERED)
+        for name, value in extra.items():
+            if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server; send texts", field=name)
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")

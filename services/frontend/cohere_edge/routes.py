@@ -35,6 +35,7 @@ class CohereRoutes:
         self._generator = generator
         self._catalogue = catalogue
         self._texts = texts
+        self._unknown = bounds.unknown_fields
         self.router = Router(tags=["cohere"], route_class=bounds.route())
         self.router.add_api_route("/v2/embed", self.embed, methods=["POST"], response_class=Response)
         self.router.add_api_route("/v1/embed", self.embed_as_before, methods=["POST"], response_class=Response)
@@ -48,7 +49,7 @@ class CohereRoutes:
         return self._answer(FIRST, body, http)
 
     def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         kind = body.input_type or ""
         prompt_name = self._texts.first_of(PROMPTS.get(kind, (kind,)))
         request = embed_request(body, prompt_name, headers.read(http))

@@ -16,6 +16,7 @@ from services.frontend.grpc_edge.door import GrpcDoor
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.connections import Connections, descriptors
+from services.frontend.http.unknown_fields import UnknownFields
 from shared.metrics.frontend import FrontendMetrics
 from shared.settings.frontend import FrontendSettings
 from shared.tracing import open_traces
@@ -41,7 +42,8 @@ class Door:
         self.refused = Refusals(metrics, self.calls, REQUESTS)
         self.grpc = GrpcDoor(self.admission, self.refused)
         self.messages = BoundedMessages(self.limits, self._large, self.calls, metrics)
-        self.bodies = BodyBounds(self.limits, self._large)
+        unknown = UnknownFields(metrics.count_unknown_field, strict=settings.strict_request_fields)
+        self.bodies = BodyBounds(self.limits, self._large, unknown)
 
     def look_ahead(self) -> None:
         """Starts what the first large body would else wait for."""

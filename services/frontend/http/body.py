@@ -17,6 +17,7 @@ from services.frontend.bounds.heavy import HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
 from services.frontend.http.disconnect import while_connected
+from services.frontend.http.unknown_fields import UnknownFields
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
@@ -83,7 +84,8 @@ class ReadRequest(Request):
 class BodyBounds:
     """Reads bodies within the limits of a request."""
 
-    def __init__(self, limits: RequestLimits, large: LargeBodies) -> None:
+    def __init__(self, limits: RequestLimits, large: LargeBodies, unknown_fields: UnknownFields) -> None:
+        self.unknown_fields = unknown_fields
         self._limits = limits
         self._large = large
         self._heavy = HeavyWork()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from services.frontend.bounds import json_body, json_scan
 from services.frontend.bounds.room import Room
 from services.frontend.http.headers import CallHeaders
+from services.frontend.http.unknown_fields import STRICT
 from services.frontend.kserve_edge import tensors
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.body.bodies import CompletionBody
@@ -153,7 +154,7 @@ def to_request(call: AskedInference, headers: CallHeaders, defaults: GenerationD
         read = CompletionBody.model_validate(body)
     except ValidationError as error:
         raise errors.worded(RequestValidationError(_in_body(error), body=body)) from None
-    read.refuse_unknown()
+    read.refuse_unknown(STRICT)
     request = completion_request(read, _until(headers, call.timeout_s), defaults)
     return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)
 

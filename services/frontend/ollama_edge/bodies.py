@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http import ranges
-from services.frontend.http.known_fields import closed
-from shared.errors import InvalidArgument, Unimplemented
+from services.frontend.http.known_fields import described
+from services.frontend.http.unknown_fields import UnknownFields
+from shared.errors import Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
 IGNORED = frozenset({"keep_alive"})
@@ -39,7 +40,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(
         extra="allow",
-        json_schema_extra=closed(IGNORED_OPTIONS, {name: (None, value) for name, value in HARMLESS_OPTIONS.items()}),
+        json_schema_extra=described(IGNORED_OPTIONS, {name: (None, value) for name, value in HARMLESS_OPTIONS.items()}),
     )
 
     temperature: float | None = None
@@ -53,20 +54,19 @@ class Options(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
-    def refuse_unknown(self) -> None:
-        for name, value in (self.model_extra or {}).items():
-            if name in IGNORED_OPTIONS:
-                continue
-            if name not in HARMLESS_OPTIONS:
-                raise InvalidArgument(f"options.{name}: unknown option", field=f"options.{name}")
-            if value not in (None, HARMLESS_OPTIONS[name]):
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt option, and Unimplemented for one that is not offered."""
+        extra, known = self.model_extra or {}, IGNORED_OPTIONS | HARMLESS_OPTIONS.keys()
+        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known, "options.")
+        for name, value in extra.items():
+            if name in HARMLESS_OPTIONS and value not in (None, HARMLESS_OPTIONS[name]):
                 raise Unimplemented(f"options.{name} is not offered by this server", field=f"options.{name}")
 
 
 class OllamaBody(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
     model: str = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
@@ -79,14 +79,14 @@ class OllamaBody(BaseModel):
     def chosen(self) -> Options:
         return self.options or Options()
 
-    def refuse_unknown(self) -> None:
-        """A misspelled field would otherwise be a silent default."""
-        self.chosen.refuse_unknown()
-        for name, value in (self.model_extra or {}).items():
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
+        self.chosen.refuse_unknown(unknown)
+        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED
+        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
+        for name, value in extra.items():
             if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server", field=name)
-            if name not in IGNORED | NOT_OFFERED:
-                raise InvalidArgument(f"{name}: unknown field", field=name)
 
 
 WITHOUT_TEMPLATE = {
@@ -123,7 +123,7 @@ class OllamaGenerateBody(AnswerBody):
     """POST /api/generate"""
 
     model_config = ConfigDict(
-        json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [WITHOUT_TEMPLATE])
+        json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [WITHOUT_TEMPLATE])
     )
 
     prompt: str = ""

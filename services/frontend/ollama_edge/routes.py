@@ -57,6 +57,7 @@ class OllamaRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._card = card
+        self._unknown = bounds.unknown_fields
         # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
         route = worded_route(bounds, errors.as_response, errors.plain_response, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
@@ -71,7 +72,7 @@ class OllamaRoutes:
 
     async def chat(self, body: OllamaChatBody, http: Request) -> Response:
         """Answers a conversation."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.called).name
         if not body.messages:
             check_options(body.chosen, self._tokenizer.defaults)
@@ -81,7 +82,7 @@ class OllamaRoutes:
 
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
         """Answers a prompt."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.called).name
         if not body.prompt:
             check_options(body.chosen, self._tokenizer.defaults)
@@ -91,7 +92,7 @@ class OllamaRoutes:
 
     async def embed(self, body: EmbedBody, http: Request) -> Response:
         """A vector for each input."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         check_options(body.chosen, self._tokenizer.defaults)
         texts = [body.input] if isinstance(body.input, str) else body.input
         request = embed_request(body, texts, headers.read(http), truncate=body.truncate, dimensions=body.dimensions)
@@ -99,7 +100,7 @@ class OllamaRoutes:
 
     async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
         """The vector of a prompt: what /api/embed was before."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         check_options(body.chosen, self._tokenizer.defaults)
         request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
         return self._vectors(request, only_one=True)
@@ -154,7 +155,7 @@ class OllamaRoutes:
 
     async def show(self, body: ShowBody) -> dict[str, Any]:
         """What there is to know about a model."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         check_options(body.chosen, self._tokenizer.defaults)
         entry, family = self._catalogue.entry(body.called), self._card.family
         return {

@@ -15,10 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from services.frontend.http.known_fields import closed
+from services.frontend.http.known_fields import described
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import exactly_one, given
+from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
 from services.frontend.input_processor.pooling import POOLERS
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
@@ -33,7 +34,7 @@ from services.frontend.openai_edge.body.said import (
     TOOL_CHOICE,
     TOOLS,
 )
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
 IGNORED = frozenset({
@@ -63,16 +64,15 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=closed(IGNORED, HARMLESS))
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, HARMLESS))
 
     model: ModelField = ""
 
-    def refuse_unknown(self) -> None:
-        """A misspelled field would otherwise be a silent default."""
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
         extra = self.model_extra or {}
-        for name in extra:
-            if name not in IGNORED and name not in HARMLESS:
-                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
+        known = extra.keys() & (IGNORED | HARMLESS.keys())
+        unknown.check(extra.keys() - known, type(self).model_fields.keys() | IGNORED | HARMLESS.keys())
         refuse_not_offered(extra)
 
 
@@ -164,7 +164,7 @@ class GenerationBody(Body, PlainFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
-    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, OF_GENERATIONS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_GENERATIONS))
 
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
@@ -175,7 +175,7 @@ class CompletionBody(GenerationBody):
 class ChatOptions(GenerationBody):
     """Of a chat completion, but for what was said."""
 
-    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, OF_CHATS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_CHATS))
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -202,7 +202,7 @@ class ChatBody(ChatOptions):
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
 
     messages: list[list[dict[str, Any]]] = Field(
         description="conversations, each of which is answered once",
@@ -275,7 +275,9 @@ Texts = Annotated[str | list[str], WithJsonSchema({"anyOf": [TEXT, {"type": "arr
 class ScoreBody(PooledBody):
     """POST /score: one text beside all others, or each beside one."""
 
-    model_config = ConfigDict(json_schema_extra=closed(IGNORED, HARMLESS, [exactly_one(*FIRST), exactly_one(*SECOND)]))
+    model_config = ConfigDict(
+        json_schema_extra=described(IGNORED, HARMLESS, [exactly_one(*FIRST), exactly_one(*SECOND)])
+    )
 
     queries: Texts | None = Field(None, description="also as text_1 or data_1")
     documents: Texts | None = Field(None, description="also as items, text_2 or data_2")
@@ -299,7 +301,7 @@ class TokenizeBody(Body):
     """POST /tokenize"""
 
     model_config = ConfigDict(
-        json_schema_extra=closed(IGNORED, HARMLESS, [{"anyOf": [given("prompt"), given("messages")]}])
+        json_schema_extra=described(IGNORED, HARMLESS, [{"anyOf": [given("prompt"), given("messages")]}])
     )
 
     prompt: str | None = None

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http.known_fields import closed
+from services.frontend.http.known_fields import described
 from services.frontend.http.model_field import ModelField
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import needs
+from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.openai_edge.body.bodies import ReasoningEffort
 from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from services.frontend.openai_edge.body.said import FUNCTION
@@ -18,22 +19,43 @@ from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
 IGNORED = frozenset({
-    "access_programs", "background_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "stream_options", "user",
+    "access_programs", "background_options", "client_metadata", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
     "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
+# Besides logprobs nothing has to be included: reasoning comes in the clear, and no search is made.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content", "web_search_call.action.sources")
 
 
+CALLABLE: dict[str, Any] = {
+    **FUNCTION,
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
+}
 TOOLS: dict[str, Any] = {
     "items": {
-        **FUNCTION,
-        "required": ["type", "name"],
-        "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
+        "anyOf": [
+            CALLABLE,
+            {
+                "type": "object",
+                "required": ["type", "name", "tools"],
+                "properties": {
+                    "type": {"const": "namespace"},
+                    "name": {"type": "string", "minLength": 1},
+                    "tools": {"type": "array", "items": {"type": "object", "required": ["type"]}},
+                },
+            },
+            {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"not": {"enum": ["function", "namespace"]}, "type": "string", "minLength": 1}},
+                "description": "tools that this server does not run are not shown to the model",
+            },
+        ]
     }
 }
 
@@ -96,7 +118,7 @@ class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
     model_config = ConfigDict(
-        extra="allow", json_schema_extra=closed(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
+        extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
     )
 
     model: ModelField = ""
@@ -144,13 +166,13 @@ class ResponsesBody(PlainFields):
     cache_salt: str | None = Field(None, min_length=1)
     kv_priority: Literal["low", "normal", "high"] = "normal"
 
-    def refuse_unknown(self) -> None:
-        """A misspelled field would otherwise be a silent default."""
-        for name, value in (self.model_extra or {}).items():
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
+        extra = self.model_extra or {}
+        unknown.check(extra.keys() - IGNORED - NOT_OFFERED, type(self).model_fields.keys() | IGNORED | NOT_OFFERED)
+        for name, value in extra.items():
             if name in NOT_OFFERED and value not in NOTHING:
                 raise Unimplemented(f"{name} is not offered by this server", field=name)
-            if name not in IGNORED | NOT_OFFERED:
-                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")

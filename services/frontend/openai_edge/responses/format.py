@@ -19,6 +19,7 @@ from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
+from services.frontend.openai_edge.responses.tools import namespaces
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
@@ -86,6 +87,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
+        self._namespaces = namespaces(body.tools)
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -150,7 +152,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
-        self._item = new_item(part, self._identity.new_item_id)
+        self._item = new_item(part, self._identity.new_item_id, self._namespaces)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)

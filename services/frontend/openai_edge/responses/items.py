@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.frontend.output_processor.answer_parser import CallPiece, Part
@@ -112,9 +112,12 @@ class MessageItem(_TextItem):
 class CallItem(OutputItem):
     """A function call."""
 
-    def __init__(self, item_id: str, piece: CallPiece) -> None:
+    def __init__(self, item_id: str, piece: CallPiece, namespace: str, name: str) -> None:
+        """`namespace`: of the function that is called, empty for one without; `name`: its name there."""
         super().__init__(item_id)
         self._piece = piece
+        self._namespace = namespace
+        self._name = name
 
     def takes(self, part: Part) -> bool:
         return isinstance(part, CallPiece) and part.number == self._piece.number
@@ -128,15 +131,17 @@ class CallItem(OutputItem):
         return [("response.function_call_arguments.delta", {"delta": part.arguments})] if part.arguments else []
 
     def closing(self) -> list[Event]:
-        return [("response.function_call_arguments.done", {"arguments": self.text, "name": self._piece.name})]
+        return [("response.function_call_arguments.done", {"arguments": self.text, "name": self._name})]
 
     def as_json(self, status: str) -> Json:
-        fields = {"call_id": self._piece.id, "name": self._piece.name, "arguments": self.text}
+        fields = {"call_id": self._piece.id, "name": self._name, "arguments": self.text}
+        if self._namespace:
+            fields["namespace"] = self._namespace
         return {"id": self.id, "type": "function_call", **fields, "status": status}
 
 
-def new_item(part: Part, new_id: Callable[[str], str]) -> OutputItem:
-    """`new_id`: by what stands in front."""
+def new_item(part: Part, new_id: Callable[[str], str], namespaces: Mapping[str, tuple[str, str]]) -> OutputItem:
+    """`new_id`: by what stands in front. `namespaces`: as tools.namespaces returns them."""
     if isinstance(part, CallPiece):
-        return CallItem(new_id("fc"), part)
+        return CallItem(new_id("fc"), part, *namespaces.get(part.name, ("", part.name)))
     return ReasoningItem(new_id("rs")) if isinstance(part, Reasoning) else MessageItem(new_id("msg"))

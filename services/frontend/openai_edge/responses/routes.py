@@ -71,6 +71,7 @@ class ResponseRoutes:
         self._catalogue = catalogue
         self._store = store
         self._resumable = resumable
+        self._unknown = bounds.unknown_fields
         resumable.offer(PREFIX, self._again)
         self.router = Router(tags=["responses"], own_query=True)
         new = Router(tags=["responses"], own_query=True, route_class=bounds.route())
@@ -87,7 +88,7 @@ class ResponseRoutes:
 
     async def create(self, body: ResponsesBody, http: Request) -> Response:
         """Goes on with a conversation."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         inputs = as_items(body.input)
         before = await self._before(body, http)
         sent = replace(headers.read(http), tenant=_tenant(body, http))
@@ -135,7 +136,7 @@ class ResponseRoutes:
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
         """How many tokens the same call without /input_tokens would read."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         conversation = [*await self._before(body, http), *as_items(body.input)]
         (prompt,) = responses_request(body, conversation, headers.read(http), self._tokenizer).prompts

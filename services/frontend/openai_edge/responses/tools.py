@@ -1,13 +1,18 @@
-"""`tools` and `tool_choice` of a body, which are written without the inner object that chat completions have."""
+"""`tools` and `tool_choice` of a body, which are written without the inner object that chat completions have.
+
+Functions are offered, those of a namespace under a joined name. Tools that a server runs itself (web_search,
+image_generation, ...) and tools without a JSON Schema (custom, local_shell) are not shown to the model: clients list
+them beside functions and go on without them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.openai_edge.body import tools as chat_tools
 from services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
-from shared.errors import Unimplemented
+from shared.errors import InvalidArgument, Unimplemented
 
 Json = Mapping[str, Any]
 
@@ -15,26 +20,88 @@ INNER = ("name", "description", "parameters", "strict")
 
 
 def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOffer:
-    """An empty list of tools is none, and may have a choice that asks for nothing."""
-    if not tools:
+    """Returns the functions among the tools. None of them: as if the list was empty, unless one has to be called."""
+    _check_choice(choice, tools or ())
+    nested = [_nested(function) for _, function in _functions(tools or ())]
+    if not nested:
         return chat_tools.read(None, None if choice in (AUTO, NONE) else choice, parallel=parallel)
-    nested = [_nested(number, tool) for number, tool in enumerate(tools)]
     return chat_tools.read(nested, _nested_choice(choice), parallel=parallel)
 
 
-def _nested(number: int, tool: Json) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind != "function":
-        raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
+def namespaces(tools: Sequence[Json] | None) -> Mapping[str, tuple[str, str]]:
+    """Returns by the name that the model sees: the namespace of a function and its name there."""
+    return {
+        function["name"]: (space, function["name"].removeprefix(_prefix(space)))
+        for space, function in _functions(tools or ())
+        if space
+    }
+
+
+def name_in_prompt(name: str, namespace: Any) -> str:
+    """Returns the name under which the model sees a function."""
+    return f"{_prefix(namespace)}{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _prefix(namespace: str) -> str:
+    return namespace if namespace.endswith("_") else f"{namespace}__"
+
+
+def _functions(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
+    """Yields each function with its namespace, which is empty for those that have none."""
+    for number, tool in enumerate(tools):
+        place = f"tools[{number}]"
+        match _type_of(tool, place):
+            case "function":
+                yield "", tool
+            case "namespace":
+                space, inner = tool.get("name"), tool.get("tools")
+                if not isinstance(space, str) or not space or not isinstance(inner, list):
+                    raise InvalidArgument(f"{place}: a namespace needs a name and a list of tools", field="tools")
+                for position, one in enumerate(inner):
+                    if _type_of(one, f"{place}.tools[{position}]") == "function":
+                        yield space, {**one, "name": name_in_prompt(_name_of(one, place), space)}
+
+
+def _type_of(tool: Any, place: str) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or not kind:
+        raise InvalidArgument(
+            f"{place}: type must be the kind of a tool, as in function, got {kind!r:.64}", field="tools"
+        )
+    return kind
+
+
+def _name_of(tool: Json, place: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r:.64}", field="tools")
+    return name
+
+
+def _nested(tool: Json) -> dict[str, Any]:
     inner = {name: tool[name] for name in INNER if tool.get(name) is not None}
     return {"type": "function", "function": inner}
+
+
+def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
+    """Raises Unimplemented for a choice that forces a tool which is not shown."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in (None, "function", "allowed_tools") and any(
+        isinstance(tool, dict) and tool.get("type") == kind for tool in tools
+    ):
+        raise Unimplemented(
+            f"tool_choice: tools of type {kind!r:.64} are not offered by this server; send auto", field="tool_choice"
+        )
 
 
 def _nested_choice(choice: Any) -> Any:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        name = choice.get("name")
+        if isinstance(name, str):
+            name = name_in_prompt(name, choice.get("namespace"))
+        return {"type": "function", "function": {"name": name}}
     if choice.get("type") == "allowed_tools":
         listed = choice.get("tools")
         named = [_nested_name(tool) for tool in listed] if isinstance(listed, list) else listed

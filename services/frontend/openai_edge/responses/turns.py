@@ -5,10 +5,13 @@ What a model writes in one turn comes as several items (reasoning, a message, ca
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from services.frontend.openai_edge.responses import said
 from services.frontend.openai_edge.responses.said import ROLES, TEXT_PARTS
+from services.frontend.openai_edge.responses.tools import name_in_prompt
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -43,9 +46,11 @@ class _Turns:
                 self._message(item, place)
             case "reasoning":
                 self._thoughts += _thoughts(item, place)
-            case "function_call":
+            case "function_call" | said.CUSTOM | said.SHELL:
                 self._calls.append(_call(item, place))
-            case "function_call_output":
+            case kind if kind in said.UNREADABLE:
+                pass
+            case kind if kind in said.OUTPUTS:
                 self._end_turn()
                 output = _text(item.get("output"), f"{place}.output")
                 call_id = str(item.get("call_id") or "")
@@ -86,10 +91,26 @@ class _Turns:
 
 
 def _call(item: Item, place: str) -> Mapping[str, Any]:
-    name, arguments = item.get("name"), item.get("arguments")
+    name, arguments = _called(item, place)
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise InvalidArgument(f"{place}: a function_call needs a name and arguments, both texts", field="input")
+        text = f"{place}: a {item['type']} needs a name and arguments (custom_tool_call: input), both texts"
+        raise InvalidArgument(text, field="input")
+    name = name_in_prompt(name, item.get("namespace"))
     return conversation.tool_call(str(item.get("call_id") or ""), name, arguments)
+
+
+def _called(item: Item, place: str) -> tuple[Any, Any]:
+    """Returns the name of the tool and its arguments as JSON text, which only functions have."""
+    match item["type"]:
+        case said.CUSTOM:
+            text = item.get("input")
+            return item.get("name"), json.dumps({"input": text}) if isinstance(text, str) else None
+        case said.SHELL:
+            action = item.get("action")
+            if not isinstance(action, dict):
+                raise InvalidArgument(f"{place}: a local_shell_call needs an action, an object", field="input")
+            return "local_shell", json.dumps({name: value for name, value in action.items() if name != "type"})
+    return item.get("name"), item.get("arguments")
 
 
 def _thoughts(item: Item, place: str) -> list[str]:

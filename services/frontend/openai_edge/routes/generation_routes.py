@@ -54,6 +54,7 @@ class GenerationRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._resumable = resumable
+        self._unknown = bounds.unknown_fields
         resumable.offer(COMPLETIONS, self._completion_again)
         resumable.offer(CHAT, self._chat_again)
         self.router = Router(tags=["generation"], route_class=bounds.route())
@@ -63,7 +64,7 @@ class GenerationRoutes:
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         request, options = self._completion(body, sent)
         if options.no_output and not request.asks_prompt_logprobs:
@@ -100,7 +101,7 @@ class GenerationRoutes:
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """Answers a conversation."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         if body.resumable:
             return self._resumable.answer(CHAT, body, sent, self._chat_again, body.retention_s)
@@ -121,7 +122,7 @@ class GenerationRoutes:
 
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         request = batch_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))

@@ -54,6 +54,7 @@ class PoolingRoutes:
         self._generator = generator
         self._processor = processor
         self._catalogue = catalogue
+        self._unknown = bounds.unknown_fields
         self.router = Router(tags=["pooling"], route_class=bounds.route())
         self.router.add_api_route("/v1/embeddings", self.embed, methods=["POST"], response_class=Response)
         self.router.add_api_route("/pooling", self.pool, methods=["POST"], response_class=Response)
@@ -70,7 +71,7 @@ class PoolingRoutes:
 
     async def embed(self, body: EmbeddingBody, http: Request) -> Response:
         """A vector for each input: text or token ids."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         if body.pooler in (pooling.ALL, pooling.STEP):
             raise InvalidArgument(f"pooler: {body.pooler} gives several vectors; ask /pooling for them", field="pooler")
         asked = Pooling(body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or "")
@@ -81,7 +82,7 @@ class PoolingRoutes:
 
     async def pool(self, body: PoolingBody, http: Request) -> Response:
         """A vector for each input: of its hidden states, or a classifier's scores as they are."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         task = body.task or ("classify" if self._processor.classes else "embed")
         by_token = task.startswith("token_") or (task == "embed" and self._processor.compares_tokens)
         pooler = body.pooler or (pooling.ALL if by_token else "")
@@ -99,20 +100,20 @@ class PoolingRoutes:
 
     async def classify(self, body: ClassifyBody, http: Request) -> Response:
         """How likely each of the model's classes is, for each input."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
         return self._answer(request, ClassifyFormat(self._catalogue.called(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """How well texts go together, pair by pair."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         queries = _one_of(body, *FIRST)
         scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Documents by how well they answer the query."""
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         scoring = self._processor.scoring([body.query], body.documents)
         answer_format = RerankFormat(
             self._catalogue.called(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents

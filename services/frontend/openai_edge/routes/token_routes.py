@@ -27,6 +27,7 @@ class TokenRoutes:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
+        self._unknown = bounds.unknown_fields
         self.router = Router(tags=["tokens"], route_class=bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
         # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
@@ -40,7 +41,7 @@ class TokenRoutes:
         self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])
 
     async def tokenize(self, body: TokenizeBody) -> Response:
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         token_ids = await self._processor.tokenize(_prompt(body), entry.max_model_len)
         names = [self._tokenizer.token_name(i) for i in token_ids] if body.return_token_strs else None
@@ -53,7 +54,7 @@ class TokenRoutes:
         return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would look at every id
 
     async def detokenize(self, body: DetokenizeBody) -> Response:
-        body.refuse_unknown()
+        body.refuse_unknown(self._unknown)
         self._catalogue.check(body.model)
         text = await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)
         return Response(orjson.dumps({"prompt": text}), media_type="application/json")

@@ -205,15 +205,21 @@ async def test_the_form_of_the_answer(talking_model: Path) -> None:
         ({"messages": []}, "messages must hold at least one message"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of type 'image' are not offered"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools of type 'web_search_20250305'"),
+        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools of type 'computer_20250124'"),
+        (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "tool_choice: 'web_search' is run by Anthropic's servers",
+        ),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0]: name must be a text"),
         ({"tool_choice": {"type": "any"}}, "when it is used, tools must be set"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type must be one of auto, any, tool, none, got 'maybe'"),
         ({"tool_choice": {"type": {}}}, "tool_choice.type must be one of auto, any, tool, none, got {}"),
         ({"tool_choice": {"type": []}}, "tool_choice.type must be one of auto, any, tool, none, got []"),
-        ({"extra_body": {"temprature": 1}}, "temprature: unknown field"),
+        ({"extra_body": {"temprature": 1}}, "temprature; did you mean 'temperature'"),
         ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
-        ({"extra_body": {"context_management": {"edits": []}}}, "context_management is not offered by this server"),
     ],
 )
 async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) -> None:

@@ -245,11 +245,9 @@ async def test_the_document_knows_all_fields_of_a_body(
     document = (await frontend.http.get("/openapi.json")).json()
     place = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][place.rpartition("/")[2]]
-    assert schema["additionalProperties"] is False
+    assert schema["additionalProperties"] is True
     assert not read_over or "type" not in schema["properties"][read_over]
     assert None in schema["properties"][not_offered]["enum"]
-    answer = await frontend.http.post(path, json={"nonsense": 1, **body})
-    assert (answer.status_code, "nonsense" in answer.text) == (400, True)
     null = {not_offered: None, **({read_over: None} if read_over else {})}
     assert (await frontend.http.post(path, json={**null, **body})).status_code == 200
 
@@ -278,12 +276,10 @@ async def test_the_document_names_every_status_and_no_other(frontend: Running) -
     [
         ("/v1/chat/completions", {"tools": [{"type": "x" * 500_000}]}),
         ("/v1/chat/completions", {"messages": [{"role": "x" * 500_000, "content": "x"}]}),
-        ("/v1/completions", {"x" * 500_000: 1}),
         ("/v1/completions", {"logit_bias": {"x" * 500_000: "y"}}),
         ("/v1/completions", {"model": "x" * 500_000}),
         ("/v1/completions", {"truncation_side": "x" * 500_000}),
         ("/v1/responses", {"previous_response_id": "x" * 500_000}),
-        ("/v1/messages", {"x" * 500_000: 1}),
         ("/v1/messages", {"tool_choice": {"type": "x" * 500_000}, "tools": [{"name": "f", "input_schema": {}}]}),
     ],
 )

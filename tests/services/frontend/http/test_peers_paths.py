@@ -137,7 +137,7 @@ async def test_invocations_read_texts_as_well(frontend: Running, path: str, body
     ("body", "field"),
     [
         ({"input": 5}, "input"),
-        ({"input": "hi", "nonsense": 1}, "nonsense"),
+        ({"input": "hi", "modle": 1}, "modle"),
         ({"query": "hi"}, "documents"),
         ({"queries": "hi"}, "documents"),
         ({"messages": "hi"}, "messages"),
@@ -145,7 +145,7 @@ async def test_invocations_read_texts_as_well(frontend: Running, path: str, body
         ({**COMPLETION, "n": 0}, "n"),
         ({"max_tokens": 3}, "prompt"),
         ({"requestType": "NEW_SESSION"}, "requestType"),
-        ({**COMPLETION, "nonsense": 1}, "nonsense"),
+        ({**COMPLETION, "modle": 1}, "modle"),
     ],
 )
 async def test_invocations_are_refused_in_the_words_of_the_call(frontend: Running, body: Any, field: str) -> None:

@@ -106,14 +106,14 @@ async def test_options_reach_the_sampler_and_log_probabilities_come_back(talking
     ("more", "status", "said"),
     [
         ({"options": {"mirostat": 2}}, 400, "options.mirostat is not offered"),
-        ({"options": {"tempreature": 1}}, 400, "options.tempreature: unknown option"),
+        ({"options": {"tempreature": 1}}, 400, "options.tempreature; did you mean 'options.temperature'?"),
         ({"options": {"repeat_penalty": 0}}, 400, "repeat_penalty must be greater than zero"),
         ({"options": {"num_predict": 0}}, 400, "num_predict must be at least 1"),
         ({"format": "xml"}, 400, "format"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images are not offered"),
         ({"messages": [{"role": "nobody"}]}, 400, "role must be one of"),
         ({"model": "other"}, 404, "`other` does not exist"),
-        ({"modle": "x"}, 400, "modle: unknown field"),
+        ({"modle": "x"}, 400, "modle; did you mean 'model'?"),
     ],
 )
 async def test_refusals_are_in_the_words_of_ollama(

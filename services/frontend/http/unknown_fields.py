@@ -1,0 +1,84 @@
+"""Fields of a body that no edge knows: counted and ignored, unless they look like a misspelt one that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from functools import lru_cache
+
+from shared.errors import InvalidArgument
+
+# Sent by clients of other servers, without a meaning here: each has a label of its own, all others share OTHER.
+LABELS = (
+    "allowed_openai_params", "api_base", "api_key", "background_tasks", "caching", "chat_id", "client_metadata",
+    "custom_llm_provider", "drop_params", "enable_search", "extra_body", "extra_headers", "extra_query", "features",
+    "generation_config", "id", "id_slot", "incremental_output", "keep_alive", "litellm_metadata", "model_item",
+    "models", "n_keep", "n_probs", "num_ctx", "num_retries", "nvext", "options", "parse_tool_calls", "plugins",
+    "post_sampling_probs", "prompt_id", "provider", "reasoning_format", "reasoning_split", "request_timeout",
+    "response_fields", "route", "samplers", "session", "slot_id", "tags", "timeout", "timings_per_token", "title",
+    "tool_ids", "trace", "transforms", "ttl", "usage", "venice_parameters",
+)  # fmt: skip
+OTHER = "other"
+# The name that a setting has elsewhere, and its name in OpenAI's API: to ignore it would change the answer.
+NAMES_ELSEWHERE = {
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "maxOutputTokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "stopSequences": "stop",
+    "system_prompt": "messages",
+}
+LONGEST_NAME = 64  # characters; longer names resemble no field
+LIKENESS = 0.8  # of two names, from 0 to 1: two letters swapped of five, two wrong of eleven
+
+
+class UnknownFields:
+    """The policy for unknown fields of one server."""
+
+    def __init__(self, count: Callable[[str], None], *, strict: bool = False) -> None:
+        """`count` gets one of LABELS or OTHER; `strict`: every unknown field is refused."""
+        self._count = count
+        self._is_strict = strict
+
+    def check(self, names: Iterable[str], known: Collection[str], place: str = "") -> None:
+        """Raises InvalidArgument for a name that is refused. `place`: prefix of the names, as in `options.`."""
+        fields = frozenset(known)
+        for name in names:
+            likely = likely_name(name, fields)
+            if likely or self._is_strict:
+                raise unrecognized(place + name, place + likely if likely else "")
+            self._count(name if name in LABELS else OTHER)
+
+
+def unrecognized(name: str, likely: str = "") -> InvalidArgument:
+    """Returns the error for a field that is refused; `likely`: what was probably meant."""
+    hint = f"; did you mean {likely!r}?" if likely else ""
+    return InvalidArgument(f"Unrecognized request argument supplied: {name:.64}{hint}", field=name)
+
+
+@lru_cache(maxsize=4096)
+def likely_name(name: str, known: frozenset[str]) -> str:
+    """Returns the known field that the client probably meant; empty if there is none."""
+    if name in LABELS or len(name) > LONGEST_NAME:
+        return ""
+    if (elsewhere := NAMES_ELSEWHERE.get(name)) in known:
+        return str(elsewhere)
+    plain = {_plain(field): field for field in sorted(known)}
+    found = get_close_matches(_plain(name), plain, n=1, cutoff=LIKENESS)
+    return plain[found[0]] if found else ""
+
+
+def _plain(name: str) -> str:
+    """Returns the name without the spelling that differs between languages: maxTokens, max-tokens, max_tokens."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def ignore(_: str) -> None:
+    """Counts nothing."""
+
+
+STRICT = UnknownFields(ignore, strict=True)

@@ -1,0 +1,150 @@
+"""Fields, tools and blocks that Claude Code sends beside the conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import talking, talking_folder
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather?"}]
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.3a3; cc_entrypoint=cli; cch={};"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
+    """Returns the prompt of each body, all of which are answered; count_tokens counts as many."""
+    async with talking(folder, "ok") as (frontend, _, script):
+        for number, body in enumerate(bodies):
+            sent = {"model": "talking", "messages": ASK, **body}
+            answer = await frontend.http.post("/v1/messages", json={"max_tokens": 50, **sent})
+            assert answer.status_code == 200, answer.text
+            counted = await frontend.http.post("/v1/messages/count_tokens", json=sent)
+            assert counted.status_code == 200, counted.text
+            assert counted.json()["input_tokens"] == script.submissions[number].num_prompt_tokens
+        return [prompt_text(folder, prompt_of(submission)) for submission in script.submissions]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        None,
+        {},
+        {"edits": []},
+        # anthropics/claude-code#21612, #14135, litellm#26240
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100000}}]},
+    ],
+)
+async def test_context_management_changes_nothing(talking_model: Path, edits: Any) -> None:
+    plain, edited = await prompts(talking_model, {}, {"context_management": edits})
+    assert edited == plain
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        # vllm#36829, llama.cpp#20623, ollama#14918: a block of its own, in front
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}],
+        [{"type": "text", "text": BILLING, "cache_control": None}, {"type": "text", "text": "Be brief."}],
+        [{"type": "text", "text": BILLING + "\nBe brief."}],
+        [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "\n" + BILLING}],
+        BILLING + "\n\nBe brief.",
+    ],
+)
+async def test_a_billing_line_that_changes_leaves_the_prompt_as_it_is(talking_model: Path, system: Any) -> None:
+    def with_hash(value: str) -> Any:
+        if isinstance(system, str):
+            return system.format(value)
+        return [{**block, "text": block["text"].format(value)} for block in system]
+
+    first, second, plain = await prompts(
+        talking_model, {"system": with_hash("aaaaa")}, {"system": with_hash("1b9f0")}, {"system": "Be brief."}
+    )
+    assert first == second == plain
+
+
+async def test_a_billing_line_alone_is_no_system_message_and_a_quoted_one_stays(talking_model: Path) -> None:
+    alone, plain, quoted = await prompts(
+        talking_model,
+        {"system": [{"type": "text", "text": BILLING}]},
+        {},
+        {"system": f"Never repeat {BILLING}"},
+    )
+    assert alone == plain
+    assert "x-anthropic-billing-header" in quoted
+
+
+OWN = {"name": "Read", "input_schema": {"type": "object", "properties": {"file_path": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        {"type": "web_fetch_20250910", "name": "web_fetch"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
+        {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+        {"type": "mcp_toolset", "mcp_server_name": "tracker"},
+    ],
+)
+async def test_tools_that_anthropics_servers_run_are_not_shown(talking_model: Path, tool: dict[str, Any]) -> None:
+    both, alone, own, plain = await prompts(
+        talking_model, {"tools": [tool, {**OWN, "defer_loading": True}]}, {"tools": [tool]}, {"tools": [OWN]}, {}
+    )
+    assert both == own
+    assert alone == plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "parameter"),
+    [
+        ("bash_20250124", "bash", "restart"),
+        ("text_editor_20250124", "str_replace_editor", "undo_edit"),
+        ("text_editor_20250728", "str_replace_based_edit_tool", "insert_line"),
+        ("memory_20250818", "memory", "new_path"),
+    ],
+)
+async def test_tools_that_the_client_runs_are_shown_with_their_schema(
+    talking_model: Path, kind: str, name: str, parameter: str
+) -> None:
+    (prompt,) = await prompts(talking_model, {"tools": [{"type": kind, "name": name}]})
+    assert f'"name": "{name}"' in prompt
+    assert parameter in prompt
+
+
+async def test_turns_that_anthropics_servers_answered_are_gone_on_with(talking_model: Path) -> None:
+    """References to tools as a search for tools answers them, and a search of the web with its result."""
+    turns = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "weather"}},
+                {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{"type": "x"}]},
+                {"type": "text", "text": "It is sunny.", "citations": [{"type": "web_search_result_location"}]},
+                {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"query": "calendar"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": [{"type": "tool_reference", "tool_name": "calendar_add"}],
+                }
+            ],
+        },
+    ]
+    (prompt,) = await prompts(talking_model, {"messages": turns, "tools": [OWN]})
+    assert "assistant\nIt is sunny.<tool_call>" in prompt
+    assert "tool\nThe tool calendar_add is available." in prompt
