@@ -117,7 +117,7 @@ def _refusal(text: str) -> InvalidArgument:
 def cannot(name: str, constraint: pb.StructuredOutput) -> str:
     """What this library cannot do of it; empty if it can."""
     if name == LLGUIDANCE:
-        return NO_LOOK_AROUND if LOOK_AROUND.search(constraint.regex) else ""
+        return ""  # it says so itself
     return next(_faults(ABILITIES[name], constraint), "")
 
 

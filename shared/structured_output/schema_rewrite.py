@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from shared.structured_output.look_around import plain_patterns
+
 Json = dict[str, Any]
 
 FORMATS = frozenset(
@@ -64,8 +66,23 @@ def _said(schema: Json) -> Json:
 
 
 def for_llguidance(schema: Any) -> Any:
-    """Writes propertyNames by the keywords that llguidance has, and exact patternProperties as properties."""
-    return rewritten(schema, lambda inner: _with_exact_names(_with_names(_without_annotations(inner))))
+    """Writes propertyNames, exact patternProperties and look-around in patterns by what llguidance has."""
+    return rewritten(schema, _for_llguidance)
+
+
+def _for_llguidance(schema: Json) -> Json:
+    return _with_plain_patterns(_with_exact_names(_with_names(_without_annotations(schema))))
+
+
+def _with_plain_patterns(schema: Json) -> Json:
+    """Raises InvalidArgument for look-around that cannot be written in another way."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return schema
+    *others, last = plain_patterns(pattern)
+    if not others:
+        return {**schema, "pattern": last}
+    return {**schema, "pattern": last, "allOf": [*schema.get("allOf", []), *({"pattern": each} for each in others)]}
 
 
 def _with_names(schema: Json) -> Json:

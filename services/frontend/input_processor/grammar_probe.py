@@ -73,8 +73,6 @@ class Judge:
 
     def _ask(self, name: str, constraint: sampling_pb2.StructuredOutput) -> None:
         """Compiles with llguidance in place of every library: what it finds wrong, and not merely does not offer."""
-        if name != LLGUIDANCE and backends.cannot(LLGUIDANCE, constraint):
-            return
         try:
             self._compile(structured_output.lark(constraint, self._specials))
         except InvalidArgument as error:
