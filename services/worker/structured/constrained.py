@@ -22,6 +22,7 @@ class Constrained:
 
     def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
         self.slot = slot
+        self.grammar_id = admission.grammar_id
         self.matcher = matcher
         self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
         self.may_end_early = not admission.sampling.ignore_eos
@@ -32,6 +33,9 @@ class Constrained:
         self._pace = TokenPace()
         self.forced: list[int] = []  # tokens that must come next
         self.takes_long = False
+        self.token_s = 0.0
+        self.cost_s = 0.0
+        self.was_too_slow = False
         self.watched = False
         self.num_slow = 0
 
@@ -46,7 +50,7 @@ class Constrained:
         if not self._accepts(token_id):
             self.refuse(token_id)
         elif self._pace.is_slow:
-            self.fail(f"the grammar is too slow: {self._pace}")
+            self.end_slow(str(self._pace))
 
     def moves_by(self, token_id: int) -> bool:
         """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
@@ -63,6 +67,7 @@ class Constrained:
         accepted = self.matcher.accept([token_id])
         seconds = time.thread_time() - began
         self.takes_long = seconds > SLOW_TOKEN_S
+        self.token_s = seconds
         self._pace.add(seconds)
         return accepted == 1
 
@@ -88,6 +93,10 @@ class Constrained:
         if self.must_end or self.may_end_early:
             for token_id in self.eos_ids:
                 mask[token_id // MASK_BITS] |= bit(token_id)
+
+    def end_slow(self, text: str) -> None:
+        self.was_too_slow = True
+        self.fail(f"the grammar is too slow: {text}")
 
     def fail(self, text: str) -> None:
         self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")
