@@ -73,7 +73,7 @@ def complement(inner: Expression) -> Expression:
         return ANY_TEXT
     if inner == ANY_TEXT:
         return NOTHING
-    return inner[1] if inner[0] == "not" else ("not", inner)  # type: ignore[no-any-return]
+    return inner[1] if inner[0] == "not" else ("not", inner)
 
 
 def repeated(inner: Expression, least: int, most: int | None) -> Expression:

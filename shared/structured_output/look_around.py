@@ -117,7 +117,8 @@ def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa
         case "SUBPATTERN" if not value[1] and not value[2]:
             return _expression([*value[3]], then)
         case "MAX_REPEAT" | "MIN_REPEAT":
-            return _repeat(*value, then)
+            least, most, body = value
+            return _repeat(least, most, body, then)
         case "AT" if value == _syntax.AT_END:
             return EMPTY if automaton.nullable(then, before=False, after=False) else NOTHING
         case "AT" if value in (_syntax.AT_BOUNDARY, _syntax.AT_NON_BOUNDARY):

@@ -13,6 +13,7 @@ from services.worker.structured.port import Matcher
 from shared import columns
 from shared.columns import I32
 from shared.errors import InvalidArgument, QuireError
+from shared.structured_output.checks import DEAD_END, without_grammar
 
 MASK_BITS = 32
 
@@ -60,7 +61,17 @@ class Constrained:
         return not self.ended
 
     def refuse(self, token_id: int) -> None:
-        self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+        """Fails it for a token that its matcher did not take: a library at its limits takes none."""
+        if not self._fail_by_fault():
+            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def _fail_by_fault(self) -> bool:
+        fault = self.matcher.fault
+        if DEAD_END in fault:
+            self.fail("the grammar came to a place where nothing may follow, and the text is not complete")
+        elif fault:
+            self.fail(f"the grammar became too complex: {without_grammar(fault)}")
+        return bool(fault)
 
     def _accepts(self, token_id: int) -> bool:
         began = time.thread_time()
@@ -82,10 +93,7 @@ class Constrained:
 
     def permit_end(self, mask: I32) -> None:
         """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
-        fault = self.matcher.fault if self.live else ""
-        if fault:
-            self.fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
-        if not self.live:
+        if not self.live or self._fail_by_fault():
             mask[:] = 0
         elif not self.matcher.can_end:
             return

@@ -126,6 +126,23 @@ def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer
     assert "structured_output: the grammar is too slow" in failure.error.message
 
 
+def test_a_library_at_its_limits_is_said_to_be_so_wherever_it_gets_there(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """With a mask, with a token that it takes, or with one that it no longer takes."""
+    bomb = prepare(tiny, regex="(.*a.{0,30}b.*){20}")
+    new = [admit(tokenizer, slot, bomb, sampling=hot(slot, temperature=2.0)) for slot in range(8)]
+    texts: dict[int, str] = {}
+    for number in range(199):
+        step(tiny, new if number == 0 else None)
+        failed = {failure.slot: failure.error.message for failure in tiny.last_result.failures}
+        texts |= failed
+        if len(texts) == len(new):
+            break
+    assert len(texts) == len(new)
+    said = "structured_output: the grammar became too complex: lexer error: too many "
+    assert all(failed.startswith(said) for failed in texts.values()), texts
+    tiny.step(released=[*range(8)])
+
+
 def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: Tokenizer) -> None:
     slow, digits = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa"'), prepare(tiny, regex=r"\d+")
     masks = tiny.replica._runner.sampler.grammar_masks
@@ -260,7 +277,7 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
 def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compile_pool, "PATIENCE_S", 3)  # also for the one that is compiled
+    monkeypatch.setattr(compile_pool, "LONGEST_S", 3)  # also for the one that is compiled
     monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
     backend = Hanging()
     pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
@@ -273,7 +290,7 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     first, second = outcomes.get(timeout=60), outcomes.get(timeout=60)
     assert first[0] == "hang"
     assert isinstance(first[1].error, InvalidArgument)
-    assert first[1].error.message == "structured_output: it takes more than 3 s to compile"
+    assert first[1].error.message == "structured_output: it takes more than 10 s to compile"
     assert second[0] == "next"
     assert pool.grammar(b"next") == "next"
     assert pool.grammar(b"hang") is None
@@ -282,7 +299,7 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
 
 def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each slow grammar would leave one more, and one more process that compiles."""
-    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_pool, "LONGEST_S", 0.05)
     monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
     before, backend = {*threading.enumerate()}, Hanging()
     pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
@@ -302,6 +319,28 @@ def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeyp
     while own_threads() != 1 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert own_threads() == 1
+
+
+def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's process that waits for a busy machine has a bound of its own, in its own time."""
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    looks: list[float] = []
+    began = threading.Timer.start
+
+    def start(timer: threading.Timer) -> None:
+        looks.append(timer.interval)
+        if len(looks) == 4:
+            backend.let_go.set()
+        began(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    backend = Hanging()
+    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    assert pool.backend is backend
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
+    assert outcomes.get(timeout=60).error is None
+    assert len(looks) >= 4
 
 
 class Panic(BaseException):
