@@ -123,8 +123,8 @@ class StepInFlight:
 
     def _nothing_to_sample(self, slot: int) -> QuireError:
         if bans := self.bans.get(slot):
-            text = (
-                f"every token is banned: none that allowed_token_ids allow may be sampled beside {' and '.join(bans)}"
-            )
-            return InvalidArgument(text, field="allowed_token_ids")
+            first, *others = bans
+            verb = "allow" if first == "allowed_token_ids" else "allows"
+            text = f"every token is banned: none that {first} {verb} may be sampled beside {' and '.join(others)}"
+            return InvalidArgument(text, field=first)
         return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

@@ -5,23 +5,30 @@ Found out with `python -m services.worker.structured.bench`."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output import ebnf
-from shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse, refuse
+from shared.structured_output.checks import (
+    FIELD,
+    MAX_NESTING,
+    MAX_NESTING_OF_TAGS,
+    is_not_offered,
+    parse,
+    refuse,
+)
+from shared.structured_output.schema_rewrite import ASSERTIONS, without_annotations
+
+Result = TypeVar("Result")
 
 LLGUIDANCE = "llguidance"
 XGRAMMAR = "xgrammar"
 OUTLINES_CORE = "outlines-core"
 LM_FORMAT_ENFORCER = "lm-format-enforcer"
 
-SAY_NOTHING = frozenset((
-    "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly", "writeOnly",
-))  # fmt: skip
 STRINGS = frozenset(("minLength", "maxLength", "pattern"))
 OBJECTS = frozenset(("properties", "required", "additionalProperties"))
 ARRAYS = frozenset(("items", "minItems", "maxItems"))
@@ -31,6 +38,8 @@ NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 NOT_PLAIN = re.compile(r'(?<!\\)\.|\[\^|\\[sSDWxup]|["/]|\\\\')
 LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 LOOK_BEHIND = re.compile(r"(?<!\\)\(\?<[=!]")
+NO_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[bB1-9ZzG]|k<)")  # word boundaries, references back, other anchors
+NOT_REGULAR = "takes no \\b, \\B, \\Z or back reference in regular expressions"
 NO_LOOK_AROUND = "takes no look-around in regular expressions"
 NO_LOOK_BEHIND = "takes no look-behind in regular expressions"
 NO_LARK = "takes no grammar in Lark, but in EBNF"
@@ -80,14 +89,23 @@ ABILITIES = {
 }  # fmt: skip
 
 
-def choose(constraint: pb.StructuredOutput, names: Sequence[str]) -> tuple[str, str]:
-    """The first of these libraries that can do it, and why those before it cannot; none of them: InvalidArgument.
-    `constraint` is checked."""
+def choose(
+    constraint: pb.StructuredOutput, names: Sequence[str], ask: Callable[[str], Result]
+) -> tuple[str, Result, str]:
+    """Asks these libraries in order; returns the first that can do it, its answer, and why those before it cannot.
+
+    `constraint` is checked. `ask` raises InvalidArgument where the library cannot compile it: where it lacks a feature,
+    the next library is asked. None can: InvalidArgument with what each said."""
     reasons: list[str] = []
     for name in names:
         reason = cannot(name, constraint)
         if not reason:
-            return name, "; ".join(reasons)
+            try:
+                return name, ask(name), "; ".join(reasons)
+            except InvalidArgument as error:
+                if len(names) == 1 or not is_not_offered(error.message):
+                    raise
+                reason = error.message.removeprefix(f"{FIELD}: ")
         reasons.append(f"{name} {reason}")
     raise _refusal("; ".join(reasons))
 
@@ -99,7 +117,7 @@ def _refusal(text: str) -> InvalidArgument:
 def cannot(name: str, constraint: pb.StructuredOutput) -> str:
     """What this library cannot do of it; empty if it can."""
     if name == LLGUIDANCE:
-        return NO_LOOK_AROUND if LOOK_AROUND.search(constraint.regex) else ""
+        return ""  # it says so itself
     return next(_faults(ABILITIES[name], constraint), "")
 
 
@@ -113,7 +131,9 @@ def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
         yield "takes no disable_any_whitespace"
     match kind:
         case "json_schema":
-            yield from _Schema(able).faults(parse(constraint.json_schema, kind, MAX_NESTING))
+            yield from _Schema(able).faults(without_annotations(parse(constraint.json_schema, kind, MAX_NESTING)))
+        case "regex" if NO_REGULAR.search(constraint.regex):
+            yield NOT_REGULAR
         case "regex" if LOOK_BEHIND.search(constraint.regex) and able.looks_ahead:
             yield NO_LOOK_BEHIND
         case "regex" if LOOK_AROUND.search(constraint.regex) and not able.looks_ahead:
@@ -130,13 +150,15 @@ def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
     while rest:
         match rest.pop():
             case {"type": "json_schema", "json_schema": schema}:
-                yield from _Schema(able).faults(schema)
+                yield from _Schema(able).faults(without_annotations(schema))
             case {"type": "grammar", "grammar": str(text)} if not ebnf.is_ebnf(text):
                 yield NO_LARK
+            case {"type": "regex", "pattern": str(pattern)} if NO_REGULAR.search(pattern):
+                yield NOT_REGULAR
             case {"type": "regex", "pattern": str(pattern)} if LOOK_AROUND.search(pattern):
                 yield NO_LOOK_AROUND
             case {"schema": schema, **others}:
-                yield from _Schema(able).faults(schema)
+                yield from _Schema(able).faults(without_annotations(schema))
                 rest += others.values()
             case dict(inner):
                 rest += inner.values()
@@ -155,7 +177,7 @@ class _Schema:
             if schema is not True or not self._able.any_value:
                 yield f"takes no schema {schema!r}"
             return
-        said = {key: value for key, value in schema.items() if key not in SAY_NOTHING}
+        said = {key: value for key, value in schema.items() if key in ASSERTIONS}
         yield from (f"does not keep to {key!r}" for key in said if key not in self._able.keywords)
         if not (self._able.any_value or said.keys() & {"type", "enum", "const", "anyOf", "oneOf", "$ref"}):
             yield "takes no schema without a type"
@@ -188,6 +210,8 @@ class _Schema:
             yield "does not keep to 'pattern' together with a length, a format or an enum"
         if not (pattern.startswith("^") and pattern.endswith("$")):
             yield "takes no 'pattern' that is not anchored with ^ and $"
+        if NO_REGULAR.search(pattern):
+            yield NOT_REGULAR
         if LOOK_AROUND.search(pattern):
             yield "takes no look-around in 'pattern'"
         if not self._able.escapes and NOT_PLAIN.search(pattern):

@@ -11,9 +11,13 @@ from typing import Any
 from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output.satisfiable import contradiction
 
 FIELD = "structured_output"
 POSITION = re.compile(r"^at \d+\(\d+\): ")  # in the grammar that was made of the constraint
+GRAMMAR_LINES = re.compile(r"\n\s*\d+ \| .*|\n<non-verbose/>.*| <non-verbose/>.*", re.DOTALL)  # it is quoted
+DEAD_END = "NoExtension"  # llguidance: nothing may follow, and the text may not end
+NOT_OFFERED = re.compile(r"Unimplemented keys|look-?around|look-ahead|not supported|backreferences", re.IGNORECASE)
 MAX_REASON_CHARACTERS = 500
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_BYTES = 128 * 1024  # of a whole constraint; compiled, one of these can take 100 MB
@@ -29,12 +33,19 @@ def refuse(text: str) -> InvalidArgument:
 
 
 def unusable(reason: str) -> InvalidArgument:
-    """What a grammar library says about a constraint that it cannot use, without the constraint itself."""
-    text = reason.partition("\n   1 | ")[0].partition("\n<non-verbose/>")[0]
-    text = POSITION.sub("", " ".join(text.split()))
-    if text.startswith("NoExtension"):
-        text = "nothing fulfils it"
-    return refuse(f"it cannot be compiled: {text[:MAX_REASON_CHARACTERS]}")
+    """Returns the refusal of a constraint that a grammar library cannot use, without the constraint's own text."""
+    return refuse(f"it cannot be compiled: {without_grammar(reason)}")
+
+
+def without_grammar(reason: str) -> str:
+    """Leaves the grammar that a library quotes out of what it says, in one line."""
+    text = POSITION.sub("", " ".join(GRAMMAR_LINES.sub("", reason).split()))
+    return "nothing fulfils it" if text.startswith(DEAD_END) else text[:MAX_REASON_CHARACTERS]
+
+
+def is_not_offered(reason: str) -> bool:
+    """Whether a library says that it lacks a feature, which another library may have."""
+    return NOT_OFFERED.search(reason) is not None
 
 
 def check(constraint: pb.StructuredOutput) -> None:
@@ -121,6 +132,9 @@ def check_schema(schema: Any) -> None:
     """What a JSON Schema may not hold, though it is JSON."""
     if not isinstance(schema, dict | bool):
         raise refuse(f"json_schema must be an object or a boolean, got {type(schema).__name__}")
+    reason = contradiction(schema)
+    if reason:
+        raise refuse(f"nothing fulfils it: {reason}")
     multiples = {_whole(value) for value in values_of(schema, "multipleOf")}
     product = math.lcm(*multiples) if multiples else 1
     if product > MAX_MULTIPLE:

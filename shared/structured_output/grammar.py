@@ -24,7 +24,7 @@ def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> s
         case "json_object":
             body = json_rule(OBJECT, constraint)
         case "regex":
-            body = regex.terminal(constraint.regex)
+            return f"start: PATTERN\nPATTERN: {regex.terminal(constraint.regex)}\n"
         case "choice":
             return _choice(constraint.choice.options, specials)
         case "grammar":

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output.schema_rewrite import for_llguidance
 
 # One space, or a new line with its indentation: with whitespace of any length, a model that has nothing to say in JSON
 # fills its answer with that.
@@ -18,6 +19,7 @@ def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
         schema = {}
     if options.disable_additional_properties:
         schema = closed(schema)
+    schema = for_llguidance(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _spacing(options)}
     return f"%json {json.dumps(schema)}"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from shared.structured_output.look_around import LOOKS, has_alternatives, plain_patterns
+
 SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 ASCII = {"d": "0-9", "w": "0-9A-Za-z_"}
 
 
 def terminal(pattern: str) -> str:
-    """/pattern/ that matches as a whole."""
-    return f"/{whole(pattern)}/"
+    """Returns the body of a terminal that matches as a whole: `/pattern/`, or several that all have to match."""
+    if not LOOKS.search(pattern):
+        return f"/{whole(pattern)}/"
+    anchored = f"^(?:{whole(pattern)})$" if has_alternatives(pattern) else f"^{whole(pattern)}$"
+    return " & ".join(f"/{whole(each)}/" for each in plain_patterns(anchored))
 
 
 def whole(pattern: str) -> str:

@@ -93,7 +93,7 @@ class _Writer:
         return json_rule(schema, self._options)
 
     def _regex(self, node: Json, where: str) -> str:
-        return regex.terminal(_text(node, "pattern", where))
+        return self._terminal(regex.terminal(_text(node, "pattern", where)))
 
     def _grammar(self, node: Json, where: str) -> str:
         text = _text(node, "grammar", where)

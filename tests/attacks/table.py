@@ -57,6 +57,17 @@ def regexes() -> list[Call]:
     return made
 
 
+def ambiguous() -> list[Call]:
+    """Each a grammar of its own, whose masks take longer with every token."""
+    ways = 's: s s | "a" | "b" | "ab" | "ba" | s s s | "a" s "b"'
+    grammars = [f'start: s\n{ways} | "c{number}"\n' for number in range(16)]
+    return [
+        call
+        for grammar in grammars
+        for call in complete(max_tokens=600, ignore_eos=True, structured_outputs={"grammar": grammar})
+    ]
+
+
 def nested(levels: int) -> bytes:
     return b'{"prompt":"a","x":' + b'{"a":' * levels + b"1" + b"}" * levels + b"}"
 
@@ -104,6 +115,7 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "choice: 4,000 options": lambda: complete(structured_outputs={"choice": [f"way {i}" for i in range(4000)]}),
     "choice: 100,000 options": lambda: complete(structured_outputs={"choice": [f"way {i}" for i in range(100_000)]}),
     "regex and schema bombs: 20 at once": regexes,
+    "grammar: ambiguous, 16 at once": ambiguous,
     "schema: 16 MB": lambda: complete(structured_outputs={"json": {"description": words(15 * MB)}}),
     "JSON: 100,000 deep": lambda: raw("/v1/completions", nested(100_000)),
     "JSON: 16 MiB of [": lambda: raw("/v1/completions", b"[" * (16 * MIB - 1)),

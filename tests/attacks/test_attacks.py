@@ -32,6 +32,7 @@ NAMES = [
     "unknown fields: 200,000",
     "n: 1,024 samples, 4 at once",
     "regex and schema bombs: 20 at once",
+    "grammar: ambiguous, 16 at once",
     "JSON: 16 MiB of [],",
     "JSON: 16 MiB of quotes",
     "tokenize: 60,000 characters, 64 at once",

@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from services.frontend.input_processor import grammar_walk
 from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.process.child import LENGTH_BYTES, answer_all
 from shared.structured_output import backends
 from shared.structured_output.backends import LLGUIDANCE
+from shared.structured_output.checks import is_not_offered
 from shared.structured_output.literals import Specials
 
 MEMORY_BYTES = 1 << 30
@@ -54,20 +56,28 @@ class Judge:
 
     def __init__(self, specials: Specials, vocab_size: int) -> None:
         self._specials = specials
+        self._first_byte = vocab_size
         self._tokenizer = LLTokenizer(TokenizerWrapper(Bytes(specials.ids, vocab_size)))
         self._limits = LLParserLimits(verbose_errors=False)
+        self._walked = LLParserLimits(verbose_errors=False, step_max_items=grammar_walk.STEP_ITEMS)
 
     def verdict(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str]) -> str:
-        """What is wrong with it; empty if nothing is. What only other libraries can do is compiled by workers alone."""
+        """Returns what is wrong with it; empty if nothing is. What only other libraries can do is compiled by workers
+        alone."""
         try:
             structured_output.check(constraint)
-            backends.choose(constraint, libraries)
-            if backends.cannot(LLGUIDANCE, constraint):
-                return ""
-            self._compile(structured_output.lark(constraint, self._specials))
+            backends.choose(constraint, libraries, lambda name: self._ask(name, constraint))
         except InvalidArgument as error:
             return error.message
         return ""
+
+    def _ask(self, name: str, constraint: sampling_pb2.StructuredOutput) -> None:
+        """Compiles with llguidance in place of every library: what it finds wrong, and not merely does not offer."""
+        try:
+            self._compile(structured_output.lark(constraint, self._specials))
+        except InvalidArgument as error:
+            if name == LLGUIDANCE or not is_not_offered(error.message):
+                raise
 
     def _compile(self, lark: str) -> None:
         grammar = LLMatcher.grammar_from_lark(lark)
@@ -76,6 +86,10 @@ class Judge:
             _take_one(matcher, matcher.compute_bitmask())
         if matcher.is_error():
             raise structured_output.unusable(matcher.get_error())
+        start = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._walked)
+        written = grammar_walk.dead_end(start, self._first_byte)
+        if written:
+            raise structured_output.refuse(f"after {written} nothing may follow, and the text is not complete")
 
 
 def _take_one(matcher: LLMatcher, mask: bytes) -> None:

@@ -38,13 +38,16 @@ class SlotAdmission:
 
     @property
     def bans(self) -> tuple[str, ...]:
-        """What keeps tokens that allowed_token_ids allow from being sampled: together they may leave none."""
+        """Returns the parameters that together may leave no token to sample, the one that names what is allowed
+        first."""
         given = {
+            "allowed_token_ids": self.sampling.allowed_token_ids,
             "structured_output": self.grammar_id,
-            "min_tokens": self.sampling.min_tokens,
+            "min_tokens": self.sampling.min_tokens if self.sampling.allowed_token_ids else 0,
             "bad_words": self.bad_word_token_ids,
         }
-        return tuple(name for name, value in given.items() if value) if self.sampling.allowed_token_ids else ()
+        names = tuple(name for name, value in given.items() if value)
+        return names if len(names) > 1 else ()
 
     @classmethod
     def of(cls, wire: pb.Admission) -> SlotAdmission:

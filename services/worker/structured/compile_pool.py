@@ -22,7 +22,8 @@ from shared.structured_output.checks import FIELD
 log = logger("worker.grammars")
 
 NUM_THREADS = min(4, max(1, (os.cpu_count() or 1) // 2))
-PATIENCE_S = 10.0  # with a grammar that frontends, with less patience, have let in
+PATIENCE_S = 10.0  # of the thread's processor time, with a grammar that frontends, with less patience, have let in
+LONGEST_S = 60.0  # by the clock: a library's own process is bounded in its processor time, on a machine that is busy
 # Grammars that stay though no sequence needs them: a compiled one takes up to a thousand times its text.
 MOST_UNNEEDED = 256
 MOST_UNNEEDED_BYTES = 1 << 20  # of text
@@ -67,6 +68,21 @@ class _Making:
     waiting: list[Done] = field(default_factory=list)
     num_needs: int = 0
     over: bool = False
+    watch: threading.Timer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The time that a thread may take: its own, and the clock's."""
+
+    clock: int
+    thread_time_s: float
+    monotonic_s: float
+
+    @property
+    def left_s(self) -> float:
+        """The least time in which one of both may be used up."""
+        return min(self.thread_time_s - time.clock_gettime(self.clock), self.monotonic_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +166,13 @@ class CompilePool:
 
     def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
         opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # it may be a process of its own
-        watch = threading.Timer(PATIENCE_S + opening_s, self._give_up, (grammar_id, making))
-        watch.daemon = True
-        watch.start()
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        bound = _Bound(clock, time.thread_time() + PATIENCE_S + opening_s, time.monotonic() + LONGEST_S + opening_s)
+        self._watch(grammar_id, making, bound)
         started = time.perf_counter()
         grammar, error = self._compile(constraint)
-        watch.cancel()
+        if making.watch is not None:
+            making.watch.cancel()
         ready = (
             None if grammar is None else _Ready(grammar, max(constraint.ByteSize(), grammar.num_bytes // BYTES_OF_TEXT))
         )
@@ -171,6 +188,18 @@ class CompilePool:
         except BaseException as error:  # a library in Rust raises what is no Exception
             log.exception("a grammar could not be compiled")
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
+
+    def _watch(self, grammar_id: bytes, making: _Making, bound: _Bound) -> None:
+        """Gives up a thread that has used up its time, and else looks again when it may have."""
+        if making.over:
+            return
+        left_s = bound.left_s
+        if left_s <= 0:
+            self._give_up(grammar_id, making)
+            return
+        making.watch = threading.Timer(left_s, self._watch, (grammar_id, making, bound))
+        making.watch.daemon = True
+        making.watch.start()
 
     def _give_up(self, grammar_id: bytes, making: _Making) -> None:
         log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())

@@ -13,6 +13,7 @@ from services.worker.structured.port import Matcher
 from shared import columns
 from shared.columns import I32
 from shared.errors import InvalidArgument, QuireError
+from shared.structured_output.checks import DEAD_END, without_grammar
 
 MASK_BITS = 32
 
@@ -22,6 +23,7 @@ class Constrained:
 
     def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
         self.slot = slot
+        self.grammar_id = admission.grammar_id
         self.matcher = matcher
         self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
         self.may_end_early = not admission.sampling.ignore_eos
@@ -32,6 +34,9 @@ class Constrained:
         self._pace = TokenPace()
         self.forced: list[int] = []  # tokens that must come next
         self.takes_long = False
+        self.token_s = 0.0
+        self.cost_s = 0.0
+        self.was_too_slow = False
         self.watched = False
         self.num_slow = 0
 
@@ -46,7 +51,7 @@ class Constrained:
         if not self._accepts(token_id):
             self.refuse(token_id)
         elif self._pace.is_slow:
-            self.fail(f"the grammar is too slow: {self._pace}")
+            self.end_slow(str(self._pace))
 
     def moves_by(self, token_id: int) -> bool:
         """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
@@ -56,13 +61,24 @@ class Constrained:
         return not self.ended
 
     def refuse(self, token_id: int) -> None:
-        self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+        """Fails it for a token that its matcher did not take: a library at its limits takes none."""
+        if not self._fail_by_fault():
+            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def _fail_by_fault(self) -> bool:
+        fault = self.matcher.fault
+        if DEAD_END in fault:
+            self.fail("the grammar came to a place where nothing may follow, and the text is not complete")
+        elif fault:
+            self.fail(f"the grammar became too complex: {without_grammar(fault)}")
+        return bool(fault)
 
     def _accepts(self, token_id: int) -> bool:
         began = time.thread_time()
         accepted = self.matcher.accept([token_id])
         seconds = time.thread_time() - began
         self.takes_long = seconds > SLOW_TOKEN_S
+        self.token_s = seconds
         self._pace.add(seconds)
         return accepted == 1
 
@@ -77,10 +93,7 @@ class Constrained:
 
     def permit_end(self, mask: I32) -> None:
         """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
-        fault = self.matcher.fault if self.live else ""
-        if fault:
-            self.fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
-        if not self.live:
+        if not self.live or self._fail_by_fault():
             mask[:] = 0
         elif not self.matcher.can_end:
             return
@@ -88,6 +101,10 @@ class Constrained:
         if self.must_end or self.may_end_early:
             for token_id in self.eos_ids:
                 mask[token_id // MASK_BITS] |= bit(token_id)
+
+    def end_slow(self, text: str) -> None:
+        self.was_too_slow = True
+        self.fail(f"the grammar is too slow: {text}")
 
     def fail(self, text: str) -> None:
         self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")

@@ -1,4 +1,5 @@
-"""Masks for many sequences at a time, and an end for the one whose masks take so long that all others wait for it."""
+"""Masks for many sequences at a time, within a budget of a step: the sequences whose masks use it up are ended, so that
+all others go on."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from shared.columns import I32
 
 SLOW_S = 0.05  # a mask over 150,000 tokens takes 0.1 ms, the slowest of what people write 2 ms
 MOST_SLOW = 3  # in a row
+STEP_BUDGET_S = 0.01  # of a core, for all sequences of a step whose cost is noticeable
+NOTICEABLE_S = 0.001  # a token and the mask after it, on average; what people write takes 0.02 to 0.6 ms
+SMOOTHING = 8  # tokens that the average is over, about
 SLOW_TOKEN_S = 0.001  # on average
 USUAL_TOKEN_S = 20e-6  # at most
 NOTICED_S = 0.5
@@ -23,8 +27,11 @@ class Filled(Protocol):
     takes_long: bool  # its tokens are taken, and timed, alone
     watched: bool  # its masks are made, and timed, alone
     num_slow: int  # in a row
+    token_s: float  # what its last token took, where it was timed alone
+    cost_s: float  # of a token and a mask, on average
 
-    def fail(self, text: str) -> None: ...
+    def end_slow(self, text: str) -> None:
+        """Fails it, and lets its grammar be remembered."""
 
 
 class TokenPace:
@@ -47,13 +54,15 @@ class TokenPace:
 
 
 Row = tuple[Filled, int]  # and where its mask goes
+Cost = tuple[float, Filled]  # seconds of a step
 
 
 class FairFiller:
-    """Times all together, and who may be the slow one alone: by the processor's time, not the clock's."""
+    """Times all sequences together, and each alone while a step takes long: by the time of the processor."""
 
     def __init__(self, filler: MaskFiller) -> None:
         self._filler = filler
+        self._num_over = 0  # steps in a row over the budget
 
     def accept(self, sequences: Sequence[Filled], token_ids: Sequence[int]) -> list[bool]:
         """A token each. Where all together take as long as a slow one, each takes its next by itself."""
@@ -73,21 +82,45 @@ class FairFiller:
             self._fill_together(together, masks)
         else:
             alone += together
+        costs: list[Cost] = []
         for sequence, place in alone:
             began = time.thread_time()
             self._filler.fill([sequence.matcher], [place], masks)
-            _judge(sequence, time.thread_time() - began)
+            seconds = time.thread_time() - began
+            _judge(sequence, seconds)
+            if sequence.cost_s > NOTICEABLE_S:
+                costs.append((sequence.cost_s, sequence))
+        self._keep_budget(costs)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
         began = time.perf_counter()
         self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
-        if time.perf_counter() - began > SLOW_S:
+        if time.perf_counter() - began > STEP_BUDGET_S:
             for sequence, _ in rows:
                 sequence.watched = True  # once: a sequence that was fast then is not watched again
 
+    def _keep_budget(self, costs: list[Cost]) -> None:
+        """Ends the most expensive sequences of some steps in a row that were over the budget, until the rest is
+        within it. One alone is bounded by SLOW_S."""
+        total = sum(seconds for seconds, _ in costs)
+        self._num_over = self._num_over + 1 if total > STEP_BUDGET_S and len(costs) > 1 else 0
+        if self._num_over < MOST_SLOW:
+            return
+        left = total
+        for seconds, sequence in sorted(costs, key=lambda cost: cost[0], reverse=True)[:-1]:
+            if left <= STEP_BUDGET_S:
+                break
+            left -= seconds
+            sequence.end_slow(
+                f"a token takes {seconds * 1e3:.0f} ms and all slow grammars of a step "
+                f"{total * 1e3:.0f}; at most {STEP_BUDGET_S * 1e3:.0f} are given to them"
+            )
+
 
 def _judge(sequence: Filled, seconds: float) -> None:
-    sequence.watched = seconds > SLOW_S
-    sequence.num_slow = sequence.num_slow + 1 if sequence.watched else 0
+    cost_s = seconds + sequence.token_s
+    sequence.cost_s += (cost_s - sequence.cost_s) / SMOOTHING if sequence.cost_s else cost_s
+    sequence.watched = max(seconds, sequence.cost_s) > NOTICEABLE_S
+    sequence.num_slow = sequence.num_slow + 1 if seconds > SLOW_S else 0
     if sequence.num_slow >= MOST_SLOW:
-        sequence.fail(f"the grammar is too slow: its last mask took {seconds * 1e3:.0f} ms")
+        sequence.end_slow(f"its last mask took {seconds * 1e3:.0f} ms")

@@ -21,6 +21,7 @@ from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.constrained import Constrained
 from services.worker.structured.mask_maker import MaskedStep, MaskMaker, Tokens
+from services.worker.structured.slow_grammars import SlowGrammars
 from shared import columns
 from shared.columns import I32
 from shared.errors import FailedPrecondition
@@ -42,6 +43,7 @@ class GrammarMasks:
         self.slots: dict[int, Constrained] = {}
         self._maker: MaskMaker | None = None
         self._new: dict[int, tuple[Constrained, list[int]]] = {}  # by slot, with the output so far: since begin()
+        self._slow = SlowGrammars()
         self.finds_forced = False  # forced() will be called
 
     @property
@@ -55,6 +57,7 @@ class GrammarMasks:
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.grammar_id:
             return
+        self._slow.check(admission.grammar_id)
         grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None
         if grammar is None:
             raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
@@ -62,8 +65,10 @@ class GrammarMasks:
         self._new[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:
-        self.slots.pop(slot, None)
+        sequence = self.slots.pop(slot, None)
         self._new.pop(slot, None)
+        if sequence is not None and sequence.was_too_slow:
+            self._slow.add(sequence.grammar_id)
 
     def begin(self) -> None:
         """The first masks of all that have been admitted, together."""

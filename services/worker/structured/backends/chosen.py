@@ -64,10 +64,12 @@ class Chosen:
 
     def compile(self, constraint: pb.StructuredOutput) -> Grammar:
         structured_output.check(constraint)
-        name, reason = backends.choose(constraint, self._names)
+        name, grammar, reason = backends.choose(
+            constraint, self._names, lambda name: self.backend(name).compile(constraint)
+        )
         if reason:
             log.info("a grammar for another library", structured_output_backend=name, reason=reason)
-        return self.backend(name).compile(constraint)
+        return grammar
 
     def filler(self) -> MaskFiller:
         return self.backend(self._names[0]).filler() if len(self._names) == 1 else MixedFiller(self.backend)

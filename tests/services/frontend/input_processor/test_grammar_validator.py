@@ -194,13 +194,90 @@ async def test_tokens_that_the_model_has_may_be_named(validator: GrammarValidato
 
 async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator: GrammarValidator) -> None:
     """And remembered for these libraries only."""
-    lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="(?!ab)[ab]{2}")
+    lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="((?!ab)[ab])+")
     with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
         await validator.check(lark, ("xgrammar",))
     await validator.check(lark, ("xgrammar", "llguidance"))
     await validator.check(lark)
-    with pytest.raises(InvalidArgument, match="llguidance takes no look-around in regular expressions"):
+    with pytest.raises(InvalidArgument, match="look-ahead inside of a repetition is not offered"):
         await validator.check(looks)
     await validator.check(looks, ("llguidance", "lm-format-enforcer"))
     with pytest.raises(InvalidArgument, match="outlines-core does not keep to 'minimum'"):
         await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
+
+
+EVERY = ("llguidance", "xgrammar", "outlines-core", "lm-format-enforcer")
+SCORE = {"type": "object", "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["score"], "additionalProperties": False}  # fmt: skip
+ONLY_ITSELF = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"type": "object", "properties": {"c": ref("n")}, "required": ["c"]}},
+}
+TAG = {
+    "type": "tag",
+    "begin": "<call>",
+    "content": {"type": "json_schema", "json_schema": ONLY_ITSELF},
+    "end": "</call>",
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (schema(ONLY_ITSELF), "#/$defs/n/properties/c requires another #/$defs/n"),  # vllm-project/vllm#57788
+        ({"structural_tag": json.dumps({"format": TAG})}, "#/$defs/n/properties/c requires another #/$defs/n"),
+        (schema({**SCORE, "patternProperties": {"^(sc|to)ore$": {"type": "string"}}}), "required property 'score'"),
+        ({"grammar": 'start: "ab" (T | U)\nT: /c[^\\x00-\\x{10FFFF}]/\nU: "d" T'}, ""),
+    ],
+)
+async def test_what_cannot_be_met_is_refused_before_the_first_token(
+    validator: GrammarValidator, constraint: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        await validator.check(pb.StructuredOutput(**constraint), EVERY)
+    assert reason in refusal.value.message
+
+
+async def test_a_text_that_dies_in_the_middle_is_refused_with_what_was_written(validator: GrammarValidator) -> None:
+    """Behind `score`, the library looks for another name that matches, and there is none."""
+    dying = {**SCORE, "patternProperties": {"^sc(ore)$": {"type": "integer"}}}
+    with pytest.raises(InvalidArgument, match=r"""after '\{"score" ?: .*, ' nothing may follow"""):
+        await validator.check(pb.StructuredOutput(**schema(dying)), EVERY)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (schema({"type": "string", "pattern": "(?<=a)b"}), "xgrammar takes no 'pattern' that is not anchored"),
+        ({"regex": r"(a)\1"}, "lm-format-enforcer takes no"),
+        ({"regex": r"a\Z"}, "unrecognized escape sequence"),
+        (schema({"type": "array", "uniqueItems": True}), "outlines-core does not keep to 'uniqueItems'"),
+        (schema({"not": {"type": "null"}}), "lm-format-enforcer does not keep to 'not'"),
+    ],
+)
+async def test_what_no_library_can_is_refused_with_what_each_says(
+    validator: GrammarValidator, constraint: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        await validator.check(pb.StructuredOutput(**constraint), EVERY)
+    assert reason in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+async def test_what_llguidance_lacks_is_left_to_a_library_that_can(validator: GrammarValidator) -> None:
+    names = pb.StructuredOutput(**schema({"type": "object", "propertyNames": {"minLength": 3}}))
+    with pytest.raises(InvalidArgument, match="propertyNames"):
+        await validator.check(names)
+    await validator.check(names, EVERY)
+    await validator.check(names, ("xgrammar",))
+
+
+async def test_the_text_of_a_grammar_is_in_no_refusal(validator: GrammarValidator) -> None:
+    """A strict tool beside free text."""
+    tag = {**TAG, "content": {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}}
+    tags = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [tag]}
+    with pytest.raises(InvalidArgument) as refusal:
+        await validator.check(pb.StructuredOutput(structural_tag=json.dumps({"format": tags})))
+    assert "uniqueItems" in refusal.value.message
+    assert "TEXT" not in refusal.value.message
+    assert "|" not in refusal.value.message

@@ -219,7 +219,7 @@ def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> 
     assert chosen.names("outlines") == (OUTLINES_CORE,)
     either = open_backend("auto", TINY, 4096, [0])
     usual = either.compile(pb.StructuredOutput(regex="[ab]{2}")).start()
-    looking = either.compile(pb.StructuredOutput(regex="(?!ab)[ab]{2}")).start()
+    looking = either.compile(pb.StructuredOutput(regex="(?:(?!ab)[ab]{2}){1}")).start()
     assert (usual.library, looking.library) == (LLGUIDANCE, LM_FORMAT_ENFORCER)
     masks, filler = np.zeros((3, NUM_WORDS), dtype=np.int32), either.filler()
     tokens = [*map(Tokenizer.from_file(str(TINY / "tokenizer.json")).token_to_id, "ab")]

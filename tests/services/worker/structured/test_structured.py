@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import InvalidArgument
+from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -179,6 +180,20 @@ def test_what_the_grammar_needs_may_be_banned_otherwise_which_is_an_error(tiny: 
     step(tiny, [admit(tokenizer, 0, digits, sampling=hot(allowed_token_ids=letter))])
     (failure,) = tiny.last_result.failures
     assert "every token is banned" in failure.error.message
+
+
+def test_bad_words_that_ban_all_that_the_grammar_allows_are_the_client_s_error(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """vllm-project/vllm#54218: no error of the server, which a client could raise at will."""
+    answer = prepare(tiny, json_schema='{"type": "boolean"}')
+    texts = [word[:length] for word in ("true", "false") for length in range(1, 6)]
+    words = tuple((token,) for text in texts for token in tokenizer.encode(text).ids)
+    step(tiny, [replace(admit(tokenizer, 0, answer), bad_words=words)])
+    (failure,) = tiny.last_result.failures
+    assert failure.error.code == finish_pb2.ERROR_CODE_INVALID_ARGUMENT
+    assert failure.error.field == "structured_output"
+    text = "every token is banned: none that structured_output allows may be sampled beside bad_words"
+    assert failure.error.message == text
+    tiny.step(released=[0])
 
 
 def test_equal_grammars_are_compiled_once(tiny: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.structured import compile_pool, mask_maker, stream_gate
+from services.worker.structured import compile_pool, mask_maker, slow_grammars, stream_gate
 from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from services.worker.structured.fair_filler import FairFiller
@@ -35,9 +36,11 @@ class Sequence_:
         self.takes_long = False
         self.watched = False
         self.num_slow = 0
+        self.token_s = 0.0
+        self.cost_s = 0.0
         self.failed = ""
 
-    def fail(self, text: str) -> None:
+    def end_slow(self, text: str) -> None:
         self.failed = text
 
 
@@ -61,8 +64,34 @@ def test_only_the_slow_one_of_many_ends() -> None:
     for _ in range(4):
         filler.fill(sequences, [0, 1, 2], np.zeros((3, 1), dtype=np.int32))  # type: ignore[arg-type]
     assert [bool(s.failed) for s in sequences] == [False, True, False]
-    assert sequences[1].failed.startswith("the grammar is too slow: its last mask took 6")
+    assert sequences[1].failed.startswith("its last mask took 6")
     assert not sequences[0].watched
+
+
+def rounds(sequences: list[Sequence_], count: int) -> None:
+    """Steps with those that have not been ended."""
+    filler = FairFiller(Busy())  # type: ignore[arg-type]
+    for _ in range(count):
+        live = [sequence for sequence in sequences if not sequence.failed]
+        filler.fill(live, [*range(len(live))], np.zeros((len(live), 1), dtype=np.int32))  # type: ignore[arg-type]
+
+
+def test_slow_grammars_that_use_up_a_step_together_end_until_the_rest_is_within_its_budget() -> None:
+    """The most expensive first; none of them is too slow by itself."""
+    sequences = [Sequence_(seconds) for seconds in (0, 0.003, 0.006, 0.009, 0.004)]
+    rounds(sequences, 8)
+    assert [bool(s.failed) for s in sequences] == [False, False, True, True, False]
+    assert re.fullmatch(
+        r"a token takes \d+ ms and all slow grammars of a step \d+; at most 10 are given to "
+        "them",
+        sequences[3].failed,
+    )
+
+
+def test_many_quick_grammars_and_one_that_is_slow_alone_are_within_the_budget() -> None:
+    sequences = [*(Sequence_(0.0005) for _ in range(60)), Sequence_(0.03)]  # by itself
+    rounds(sequences, 6)
+    assert not any(sequence.failed for sequence in sequences)
 
 
 def test_who_takes_long_over_a_token_takes_the_next_alone() -> None:
@@ -95,6 +124,50 @@ def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer
     (failure,) = tiny.last_result.failures
     assert failure.slot == 0
     assert "structured_output: the grammar is too slow" in failure.error.message
+
+
+def test_a_library_at_its_limits_is_said_to_be_so_wherever_it_gets_there(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """With a mask, with a token that it takes, or with one that it no longer takes."""
+    bomb = prepare(tiny, regex="(.*a.{0,30}b.*){20}")
+    new = [admit(tokenizer, slot, bomb, sampling=hot(slot, temperature=2.0)) for slot in range(8)]
+    texts: dict[int, str] = {}
+    for number in range(199):
+        step(tiny, new if number == 0 else None)
+        failed = {failure.slot: failure.error.message for failure in tiny.last_result.failures}
+        texts |= failed
+        if len(texts) == len(new):
+            break
+    assert len(texts) == len(new)
+    said = "structured_output: the grammar became too complex: lexer error: too many "
+    assert all(failed.startswith(said) for failed in texts.values()), texts
+    tiny.step(released=[*range(8)])
+
+
+def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: Tokenizer) -> None:
+    slow, digits = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa"'), prepare(tiny, regex=r"\d+")
+    masks = tiny.replica._runner.sampler.grammar_masks
+    for _ in range(slow_grammars.MAX_ENDED):
+        step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits, sampling=hot(ignore_eos=True))])
+        assert not tiny.last_result.failures
+        masks.slots[0].end_slow("7 tokens took 1.0 s")
+        tiny.step(released=[0, 1])
+    step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits)])
+    (failure,) = tiny.last_result.failures
+    assert failure.slot == 0
+    assert failure.error.message.startswith("structured_output: the grammar is too slow: 3 sequences under it were")
+    tiny.step(released=[0, 1])
+
+
+def test_slow_grammars_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_grammars, "REMEMBERED", 2)
+    slow = slow_grammars.SlowGrammars()
+    for name in (b"a", b"b", b"a", b"a", b"c"):
+        slow.add(name)
+    slow.check(b"b")
+    with pytest.raises(InvalidArgument, match="too slow: 3 sequences"):
+        slow.check(b"a")
+    slow.add(b"d")
+    slow.check(b"a")
 
 
 def test_masks_that_never_come_end_the_step_and_not_the_worker(
@@ -204,7 +277,7 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
 def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compile_pool, "PATIENCE_S", 3)  # also for the one that is compiled
+    monkeypatch.setattr(compile_pool, "LONGEST_S", 3)  # also for the one that is compiled
     monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
     backend = Hanging()
     pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
@@ -217,7 +290,7 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     first, second = outcomes.get(timeout=60), outcomes.get(timeout=60)
     assert first[0] == "hang"
     assert isinstance(first[1].error, InvalidArgument)
-    assert first[1].error.message == "structured_output: it takes more than 3 s to compile"
+    assert first[1].error.message == "structured_output: it takes more than 10 s to compile"
     assert second[0] == "next"
     assert pool.grammar(b"next") == "next"
     assert pool.grammar(b"hang") is None
@@ -226,7 +299,7 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
 
 def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each slow grammar would leave one more, and one more process that compiles."""
-    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_pool, "LONGEST_S", 0.05)
     monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
     before, backend = {*threading.enumerate()}, Hanging()
     pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
@@ -246,6 +319,28 @@ def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeyp
     while own_threads() != 1 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert own_threads() == 1
+
+
+def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's process that waits for a busy machine has a bound of its own, in its own time."""
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.05)
+    looks: list[float] = []
+    began = threading.Timer.start
+
+    def start(timer: threading.Timer) -> None:
+        looks.append(timer.interval)
+        if len(looks) == 4:
+            backend.let_go.set()
+        began(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    backend = Hanging()
+    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    assert pool.backend is backend
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
+    assert outcomes.get(timeout=60).error is None
+    assert len(looks) >= 4
 
 
 class Panic(BaseException):

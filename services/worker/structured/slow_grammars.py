@@ -1,0 +1,31 @@
+"""Remembers grammars whose sequences were ended as too slow, and refuses the next sequences under them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from shared.errors import InvalidArgument
+from shared.structured_output.checks import FIELD
+
+MAX_ENDED = 3  # sequences of a grammar: one may have been slow for its length
+REMEMBERED = 1024  # grammars
+
+
+class SlowGrammars:
+    """Counts ended sequences by grammar, least recently ended first."""
+
+    def __init__(self) -> None:
+        self._num_ended: OrderedDict[bytes, int] = OrderedDict()
+
+    def add(self, grammar_id: bytes) -> None:
+        """A sequence of this grammar was ended."""
+        self._num_ended[grammar_id] = self._num_ended.pop(grammar_id, 0) + 1
+        if len(self._num_ended) > REMEMBERED:
+            self._num_ended.popitem(last=False)
+
+    def check(self, grammar_id: bytes) -> None:
+        """Raises InvalidArgument for one that has been too slow too often."""
+        num_ended = self._num_ended.get(grammar_id, 0)
+        if num_ended >= MAX_ENDED:
+            text = f"{FIELD}: the grammar is too slow: {num_ended} sequences under it were ended; make it unambiguous"
+            raise InvalidArgument(text, field=FIELD)

@@ -1,0 +1,234 @@
+"""Regular expressions with intersection, complement and word boundaries, as deterministic automata (Brzozowski 1964,
+Derivatives of regular expressions), and these as plain regular expressions again (state elimination).
+
+An expression is a tuple: its kind, then its parts. Sets of characters are tuples of ranges, both ends included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from typing import Any
+
+Expression = tuple[Any, ...]
+Ranges = tuple[tuple[int, int], ...]
+LAST = 0x10FFFF
+WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+NOTHING: Expression = ("nothing",)
+EMPTY: Expression = ("empty",)
+ALL: Ranges = ((0, LAST),)
+ANY_TEXT: Expression = ("star", ("characters", ALL))
+MAX_STATES = 128
+MAX_PARTS = 1_000  # of an expression: a derivative takes about a microsecond each
+MAX_CLASSES = 48  # of characters
+MAX_CHARACTERS = 20_000  # of an expression made of an automaton
+
+
+class TooLarge(Exception):
+    """More states or characters than the bounds allow."""
+
+
+def characters(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> Expression:
+    """One character of these ranges, or of none of them."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    if negated:
+        edges = [-1, *(edge for pair in merged for edge in pair), LAST + 1]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        merged = [(below + 1, above - 1) for below, above in pairs if below + 1 < above]
+    return ("characters", tuple(merged)) if merged else NOTHING
+
+
+def chain(first: Expression, then: Expression) -> Expression:
+    """One after the other."""
+    if NOTHING in (first, then):
+        return NOTHING
+    if first == EMPTY:
+        return then
+    if then == EMPTY:
+        return first
+    return chain(first[1], chain(first[2], then)) if first[0] == "chain" else ("chain", first, then)
+
+
+def either(options: Iterable[Expression]) -> Expression:
+    """Any of these."""
+    found = _flat("either", options) - {NOTHING}
+    if ANY_TEXT in found:
+        return ANY_TEXT
+    return _group("either", found, NOTHING)
+
+
+def both(parts: Iterable[Expression]) -> Expression:
+    """All of these at once."""
+    found = _flat("both", parts) - {ANY_TEXT}
+    return NOTHING if NOTHING in found else _group("both", found, ANY_TEXT)
+
+
+def complement(inner: Expression) -> Expression:
+    """Every text that `inner` does not match."""
+    if inner == NOTHING:
+        return ANY_TEXT
+    if inner == ANY_TEXT:
+        return NOTHING
+    return inner[1] if inner[0] == "not" else ("not", inner)
+
+
+def repeated(inner: Expression, least: int, most: int | None) -> Expression:
+    """Between `least` and `most` times; None: without end."""
+    found = EMPTY if most is not None else EMPTY if inner in (EMPTY, NOTHING) else ("star", inner)
+    for _ in range((most or least) - least):
+        found = either((EMPTY, chain(inner, found)))
+    for _ in range(least):
+        found = chain(inner, found)
+    return found
+
+
+def _flat(kind: str, parts: Iterable[Expression]) -> set[Expression]:
+    return {inner for part in parts for inner in (part[1] if part[0] == kind else (part,))}
+
+
+def _group(kind: str, found: set[Expression], none: Expression) -> Expression:
+    if len(found) < 2:
+        return next(iter(found), none)
+    return kind, frozenset(found)
+
+
+def is_word(character: int) -> bool:
+    return any(first <= character <= last for first, last in WORD)
+
+
+def nullable(expression: Expression, before: bool, after: bool) -> bool:  # noqa: PLR0911 - a case each
+    """Whether it matches no character between two that are of a word, or are not."""
+    match expression:
+        case ("empty",) | ("star", _):
+            return True
+        case ("chain", first, then):
+            return nullable(first, before, after) and nullable(then, before, after)
+        case ("either", options):
+            return any(nullable(option, before, after) for option in options)
+        case ("both", parts):
+            return all(nullable(part, before, after) for part in parts)
+        case ("not", inner):
+            return not nullable(inner, before, after)
+        case ("boundary", is_one):
+            return (before != after) == bool(is_one)
+    return False
+
+
+def derivative(expression: Expression, character: int, before: bool) -> Expression:  # noqa: PLR0911 - a case each
+    """What has to follow `character`, which follows one that is of a word (`before`), or is not."""
+    match expression:
+        case ("characters", ranges):
+            return EMPTY if any(first <= character <= last for first, last in ranges) else NOTHING
+        case ("star", inner):
+            return chain(derivative(inner, character, before), expression)
+        case ("chain", first, then):
+            found = chain(derivative(first, character, before), then)
+            if nullable(first, before, is_word(character)):
+                found = either((found, derivative(then, character, before)))
+            return found
+        case ("either", options):
+            return either(derivative(option, character, before) for option in options)
+        case ("both", parts):
+            return both(derivative(part, character, before) for part in parts)
+        case ("not", inner):
+            return complement(derivative(inner, character, before))
+    return NOTHING
+
+
+def plain(expression: Expression) -> str:
+    """Returns a regular expression for the same texts without look-around, anchored; empty where there are none.
+    Raises TooLarge."""
+    _check_size(expression)
+    classes = _classes(expression)
+    if len(classes) > MAX_CLASSES:
+        raise TooLarge
+    with_words = any(part[0] == "boundary" for part in _parts(expression))
+    numbers, rest = {(expression, False): 0}, [(expression, False)]
+    edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    ends: set[int] = set()
+    while rest:
+        state, before = current = rest.pop()
+        if nullable(state, before, after=False):
+            ends.add(numbers[current])
+        for ranges in classes:
+            found = derivative(state, ranges[0][0], before)
+            if found == NOTHING:
+                continue
+            following = found, with_words and is_word(ranges[0][0])
+            if following not in numbers:
+                if len(numbers) == MAX_STATES:
+                    raise TooLarge
+                _check_size(found)
+                numbers[following] = len(numbers)
+                rest.append(following)
+            edges.setdefault((numbers[current], numbers[following]), []).extend(ranges)
+    return _eliminated({pair: _written(ranges) for pair, ranges in edges.items()}, ends, len(numbers))
+
+
+def _check_size(expression: Expression) -> None:
+    if next(islice(_parts(expression), MAX_PARTS, None), None) is not None:
+        raise TooLarge
+
+
+def _parts(expression: Expression) -> Iterator[Expression]:
+    rest: list[Any] = [expression]
+    while rest:
+        part = rest.pop()
+        yield part
+        for inner in part[1:]:
+            if isinstance(inner, frozenset):
+                rest += inner
+            elif isinstance(inner, tuple) and inner and isinstance(inner[0], str):
+                rest.append(inner)
+
+
+def _classes(expression: Expression) -> list[Ranges]:
+    """Characters that nothing in the expression tells apart."""
+    sets = {part[1] for part in _parts(expression) if part[0] == "characters"} | {WORD}
+    edges = sorted({0, LAST + 1, *(edge for ranges in sets for first, last in ranges for edge in (first, last + 1))})
+    found: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
+    for first, following in pairwise(edges):
+        signature = tuple(any(low <= first <= high for low, high in ranges) for ranges in sets)
+        found.setdefault(signature, []).append((first, following - 1))
+    return [tuple(ranges) for ranges in found.values()]
+
+
+def _written(ranges: Iterable[tuple[int, int]]) -> str:
+    found = characters(ranges)[1]
+    inside = "".join(
+        rf"\x{{{first:X}}}-\x{{{last:X}}}" if first < last else rf"\x{{{first:X}}}" for first, last in found
+    )
+    return f"[{inside}]"
+
+
+def _eliminated(edges: dict[tuple[int, int], str], ends: set[int], num_states: int) -> str:
+    """Takes states away one by one, those with the fewest ways through them first."""
+    begin, end = -1, -2
+    edges[begin, 0] = ""
+    edges.update(((state, end), "") for state in ends)
+    left = set(range(num_states))
+    while left:
+        sources = {state: [s for s, t in edges if t == state and s != state] for state in left}
+        targets = {state: [t for s, t in edges if s == state and t != state] for state in left}
+        state = min(left, key=lambda one: (len(sources[one]) * len(targets[one]), one))
+        loop = edges.get((state, state))
+        middle = "" if loop is None else f"(?:{loop})*"
+        for source in sources[state]:
+            for target in targets[state]:
+                way = f"{_grouped(edges[source, state])}{middle}{_grouped(edges[state, target])}"
+                known = edges.get((source, target))
+                edges[source, target] = way if known is None else f"{known}|{way}"
+                if len(edges[source, target]) > MAX_CHARACTERS:
+                    raise TooLarge
+        edges = {pair: text for pair, text in edges.items() if state not in pair}
+        left.remove(state)
+    found = edges.get((begin, end))
+    return "" if found is None else f"^(?:{found})$"
+
+
+def _grouped(text: str) -> str:
+    return f"(?:{text})" if "|" in text else text

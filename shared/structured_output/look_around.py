@@ -1,0 +1,168 @@
+"""Writes regular expressions with look-ahead or word boundaries as plain ones, which every grammar library can follow.
+
+Look-ahead at the beginning becomes further expressions that the text has to fulfil too: `^(?!\\.)(?=.*@)x` is three;
+anywhere else the whole expression becomes an automaton."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from shared.structured_output import automaton
+from shared.structured_output.automaton import ANY_TEXT, EMPTY, NOTHING, WORD, Expression
+from shared.structured_output.checks import refuse
+
+# Python's own reader of the syntax that JavaScript's shares with it.
+_syntax: Any = importlib.import_module("re._parser")
+LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
+NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z_])")
+CATEGORIES = {"DIGIT": ((48, 57),), "WORD": WORD, "SPACE": ((9, 13), (32, 32), (160, 160), (0x2028, 0x2029))}
+MAX_REPEAT = 100
+REMEMBERED = 256
+
+
+class Unreadable(Exception):
+    """A form of regular expressions that is not rewritten."""
+
+
+@lru_cache(REMEMBERED)
+def plain_patterns(pattern: str) -> tuple[str, ...]:
+    """Returns patterns of JSON Schema that a text fulfils together when it fulfils `pattern`; itself where it holds no
+    look-around. Raises InvalidArgument."""
+    if not LOOKS.search(pattern):
+        return (pattern,)
+    try:
+        found = tuple(_plain(NAMED_GROUP.sub("(?P<", pattern)))
+    except (Unreadable, automaton.TooLarge, re.error, RecursionError) as error:
+        reason = str(error) or "written without it, it is too large"
+        raise refuse(f"look-around in {pattern[:100]!r} is not supported here: {reason}") from None
+    if "" in found:
+        raise refuse(f"nothing fulfils the pattern {pattern[:100]!r}")
+    return found
+
+
+def _plain(pattern: str) -> list[str]:
+    text, written = pattern.removeprefix("^"), list[str]()
+    while pattern.startswith("^") and text.startswith(("(?=", "(?!")):
+        inside, text = _first_group(text)
+        looked = _expression([*_syntax.parse(inside[3:])], ANY_TEXT)
+        written.append(automaton.plain(looked if inside[2] == "=" else automaton.complement(looked)))
+    if not written or has_alternatives(text):
+        return [automaton.plain(_searched(pattern))]
+    rest = f"^{text}"
+    return [*written, automaton.plain(_searched(rest)) if LOOKS.search(rest) else rest]
+
+
+def _searched(pattern: str) -> Expression:
+    """JSON Schema searches for it."""
+    tree = [*_syntax.parse(pattern)]
+    if tree and tree[0] == (_syntax.AT, _syntax.AT_BEGINNING):
+        return _expression(tree[1:], ANY_TEXT)
+    return automaton.chain(ANY_TEXT, _expression(tree, ANY_TEXT))
+
+
+def _first_group(text: str) -> tuple[str, str]:
+    """Splits behind the group that `text` begins with; without its last parenthesis."""
+    for at, depth in _depths(text):
+        if depth == 0:
+            return text[:at], text[at + 1 :]
+    raise Unreadable("a group has no end")
+
+
+def has_alternatives(text: str) -> bool:
+    """Whether it is several expressions, outside of all groups."""
+    return any(depth == 0 and text[at] == "|" for at, depth in _depths(text))
+
+
+def _depths(text: str) -> Iterator[tuple[int, int]]:
+    """Places outside of character classes, with the number of groups open behind each."""
+    depth, at, in_class = 0, 0, False
+    while at < len(text):
+        character = text[at]
+        if character == "\\":
+            at += 2
+            continue
+        if in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+        else:
+            depth += (character == "(") - (character == ")")
+            yield at, depth
+        at += 1
+
+
+def _expression(tree: list[Any], then: Expression) -> Expression:
+    """Of what is read, followed by `then`: a look-ahead is about both."""
+    for operation, value in reversed(tree):
+        then = _of_one(str(operation), value, then)
+    return then
+
+
+def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa: PLR0911 - a case each
+    match operation:
+        case "LITERAL":
+            return automaton.chain(automaton.characters([(value, value)]), then)
+        case "NOT_LITERAL":
+            return automaton.chain(automaton.characters([(value, value)], negated=True), then)
+        case "ANY":
+            return automaton.chain(automaton.characters([(10, 10), (13, 13)], negated=True), then)
+        case "IN":
+            return automaton.chain(_class(value), then)
+        case "BRANCH":
+            return automaton.either(_expression([*branch], then) for branch in value[1])
+        case "SUBPATTERN" if not value[1] and not value[2]:
+            return _expression([*value[3]], then)
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            least, most, body = value
+            return _repeat(least, most, body, then)
+        case "AT" if value == _syntax.AT_END:
+            return EMPTY if automaton.nullable(then, before=False, after=False) else NOTHING
+        case "AT" if value in (_syntax.AT_BOUNDARY, _syntax.AT_NON_BOUNDARY):
+            return automaton.chain(("boundary", value == _syntax.AT_BOUNDARY), then)
+        case "ASSERT" | "ASSERT_NOT" if value[0] == 1:
+            looked = _expression([*value[1]], ANY_TEXT)
+            return automaton.both((looked if operation == "ASSERT" else automaton.complement(looked), then))
+    raise Unreadable(f"{operation.lower()} is not offered beside it")
+
+
+def _class(items: list[Any]) -> Expression:
+    ranges: list[tuple[int, int]] = []
+    negated = False
+    for operation, value in items:
+        match str(operation):
+            case "NEGATE":
+                negated = True
+            case "LITERAL":
+                ranges.append((value, value))
+            case "RANGE":
+                ranges.append(value)
+            case _:
+                ranges += _category(str(value).removeprefix("CATEGORY_"))
+    return automaton.characters(ranges, negated=negated)
+
+
+def _category(name: str) -> automaton.Ranges:
+    found: automaton.Ranges = automaton.characters(
+        CATEGORIES[name.removeprefix("NOT_")], negated=name.startswith("NOT_")
+    )[1]
+    return found
+
+
+def _repeat(least: int, most: Any, body: Any, then: Expression) -> Expression:
+    endless = most == _syntax.MAXREPEAT
+    if least > MAX_REPEAT or (not endless and most > MAX_REPEAT):
+        raise Unreadable(f"more than {MAX_REPEAT} repetitions are not offered beside it")
+    if (least, most) == (0, 1):
+        return automaton.either((then, _expression([*body], then)))
+    if _looks_ahead(body):
+        raise Unreadable("look-ahead inside of a repetition is not offered")
+    inner = _expression([*body], EMPTY)
+    return automaton.chain(automaton.repeated(inner, least, None if endless else most), then)
+
+
+def _looks_ahead(tree: Any) -> bool:
+    return any(word in str(tree) for word in ("ASSERT", "AT_END"))

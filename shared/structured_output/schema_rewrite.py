@@ -1,0 +1,127 @@
+"""Rewrites a JSON Schema into one of the same meaning that more grammar libraries can compile.
+
+JSON Schema 2020-12, 7.2.1: `format` is an annotation unless an implementation asserts it. Formats that no library here
+asserts are left out, as other annotations are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from shared.structured_output.look_around import plain_patterns
+
+Json = dict[str, Any]
+
+FORMATS = frozenset(
+    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)  # that at least one library asserts
+# Every keyword that can make a value invalid. All others are annotations.
+ASSERTIONS = frozenset((
+    "type", "enum", "const", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength",
+    "minLength", "pattern", "format", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains",
+    "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties", "minProperties", "required",
+    "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames",
+    "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else", "allOf", "anyOf", "oneOf", "not",
+    "$ref", "$dynamicRef", "$recursiveRef", "$defs", "definitions",
+))  # fmt: skip
+HOLD_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
+HOLD_NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+EXACT_NAMES = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$")
+
+
+def rewritten(node: Any, rewrite: Callable[[Json], Json], *, names: bool = False) -> Any:
+    """Applies `rewrite` to every schema inside `node`, innermost first. `names`: the keys of `node` are names."""
+    if isinstance(node, list):
+        return [rewritten(item, rewrite) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if names:
+        return {name: rewritten(inner, rewrite) for name, inner in node.items()}
+    inside = {
+        key: value if key in HOLD_VALUES else rewritten(value, rewrite, names=key in HOLD_NAMES)
+        for key, value in node.items()
+    }
+    return rewrite(inside)
+
+
+def without_annotations(schema: Any) -> Any:
+    """Leaves out formats that no library asserts, and propertyNames that every name fulfils."""
+    return rewritten(schema, _without_annotations)
+
+
+def _without_annotations(schema: Json) -> Json:
+    found = dict(schema)
+    if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
+        del found["format"]
+    names = found.get("propertyNames")
+    if names is True or (isinstance(names, dict) and _said(names) in ({}, {"type": "string"})):
+        del found["propertyNames"]
+    return found
+
+
+def _said(schema: Json) -> Json:
+    return {key: value for key, value in schema.items() if key in ASSERTIONS}
+
+
+def for_llguidance(schema: Any) -> Any:
+    """Writes propertyNames, exact patternProperties and look-around in patterns by what llguidance has."""
+    return rewritten(schema, _for_llguidance)
+
+
+def _for_llguidance(schema: Json) -> Json:
+    return _with_plain_patterns(_with_exact_names(_with_names(_without_annotations(schema))))
+
+
+def _with_plain_patterns(schema: Json) -> Json:
+    """Raises InvalidArgument for look-around that cannot be written in another way."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return schema
+    *others, last = plain_patterns(pattern)
+    if not others:
+        return {**schema, "pattern": last}
+    return {**schema, "pattern": last, "allOf": [*schema.get("allOf", []), *({"pattern": each} for each in others)]}
+
+
+def _with_names(schema: Json) -> Json:
+    names = schema.get("propertyNames")
+    if not isinstance(names, dict) or "patternProperties" in schema:
+        return schema
+    said = {key: value for key, value in _said(names).items() if (key, value) != ("type", "string")}
+    found = {key: value for key, value in schema.items() if key != "propertyNames"}
+    match said:
+        case {"enum": [*listed], **others} if not others and all(isinstance(name, str) for name in listed):
+            return _only_these(found, listed)
+        case {"const": str(name), **others} if not others:
+            return _only_these(found, [name])
+        case {"pattern": str(pattern), **others} if not others and "properties" not in schema:
+            others_schema = found.get("additionalProperties", True)
+            return {**found, "patternProperties": {pattern: others_schema}, "additionalProperties": False}
+    return schema
+
+
+def _only_these(schema: Json, names: list[str]) -> Json:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    properties = {name: known.get(name, others) for name in names}
+    return {**schema, "properties": properties, "additionalProperties": False}
+
+
+def _with_exact_names(schema: Json) -> Json:
+    """Makes `^name$` a property: beside a property of that name, the library would look for further names that match
+    and end the text where there is none."""
+    patterns = schema.get("patternProperties")
+    if not isinstance(patterns, dict):
+        return schema
+    properties, rest = dict(schema.get("properties", {})), dict[str, Any]()
+    for pattern, inner in patterns.items():
+        exact = EXACT_NAMES.fullmatch(pattern)
+        if exact is None:
+            rest[pattern] = inner
+            continue
+        for name in (exact[1] or exact[2]).split("|"):
+            properties[name] = {"allOf": [properties[name], inner]} if name in properties else inner
+    found = {key: value for key, value in schema.items() if key != "patternProperties"}
+    found["properties"] = properties
+    return {**found, "patternProperties": rest} if rest else found

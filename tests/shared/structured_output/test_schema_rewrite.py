@@ -1,0 +1,84 @@
+"""Schemas as tools and exports write them keep their meaning for llguidance; annotations never refuse a schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.structured_output.schema_rewrite import for_llguidance, without_annotations
+from tests.shared.test_structured_output import accepts
+
+SCORE = {
+    "type": "object",
+    "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["score"],
+    "additionalProperties": False,
+}
+
+
+def takes(schema: Any, value: Any) -> bool:
+    return accepts(json.dumps(value), json_schema=json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "name",
+    # jcode#543, OpenAPI exports, MCP servers
+    ["binary", "byte", "password", "uri-reference", "int64", "decimal", "color", "regex", "json-pointer", "phone"],
+)
+def test_a_format_that_no_library_asserts_is_an_annotation(name: str) -> None:
+    schema = {"type": "object", "properties": {"format": {"type": "string", "format": name}}, "required": ["format"]}
+    assert takes(schema, {"format": "any text"})
+    assert not takes(schema, {"format": 1})
+
+
+def test_a_format_that_a_library_asserts_holds() -> None:
+    assert takes({"type": "string", "format": "date"}, "2024-02-29")
+    assert not takes({"type": "string", "format": "date"}, "yesterday")
+
+
+def test_values_and_names_are_no_keywords() -> None:
+    schema = {
+        "properties": {"format": {"const": {"format": "phone"}}, "default": {"format": "phone"}},
+        "$defs": {"propertyNames": {"enum": [{"propertyNames": True}]}},
+        "default": {"format": "phone"},
+    }
+    found = without_annotations(schema)
+    assert found == {**schema, "properties": {**schema["properties"], "default": {}}}
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "right", "wrong"),
+    [
+        ({"pattern": "^[a-z]$"}, {}, {"a": 1}, {"ab": 1}),  # vllm-project/vllm#30390
+        ({"type": "string"}, {"additionalProperties": {"type": "integer"}}, {"a b": 1}, {"a": "x"}),  # zod's record
+        ({"enum": ["a", "b"]}, {"additionalProperties": {"type": "integer"}}, {"b": 1}, {"c": 1}),
+        ({"type": "string", "enum": ["a"]}, {"properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
+        ({"const": "a"}, {}, {"a": [1]}, {"b": 1}),
+        ({"pattern": "^x-", "title": "Header"}, {"additionalProperties": {"type": "string"}}, {"x-a": ""}, {"x-a": 1}),
+        (True, {}, {"a": 1}, 1),
+    ],
+)
+def test_names_of_properties(names: Any, more: dict[str, Any], right: Any, wrong: Any) -> None:
+    schema = {"type": "object", "propertyNames": names, **more}
+    assert takes(schema, right)
+    assert not takes(schema, wrong)
+
+
+@pytest.mark.parametrize("pattern", ["^score$", "^(score)$", "^(?:score|total)$"])
+def test_a_pattern_that_is_a_name_is_that_property(pattern: str) -> None:  # vllm-project/vllm#30730
+    schema = {**SCORE, "patternProperties": {pattern: {"type": "integer", "multipleOf": 3}}}
+    assert takes(schema, {"score": 9})
+    assert not takes(schema, {"score": 8})
+    assert not accepts('{"score": 9,', json_schema=json.dumps(schema))
+    assert "patternProperties" not in for_llguidance(schema)
+
+
+def test_other_patterns_of_names_stay() -> None:
+    schema = {"type": "object", "patternProperties": {"^n_": {"type": "integer"}, "^m$": {"type": "null"}}}
+    assert for_llguidance(schema) == {
+        "type": "object",
+        "patternProperties": {"^n_": {"type": "integer"}},
+        "properties": {"m": {"type": "null"}},
+    }
