@@ -61,6 +61,7 @@ class Guarded(HttpToolsProtocol):
     is_shut: ClassVar[Callable[[], bool]]
     connections_kept: ClassVar[Connections]
 
+    parser: httptools.HttpRequestParser
     cycle: RequestResponseCycle | None
     timeout_keep_alive_task: asyncio.TimerHandle | None
     _is_kept = False
@@ -125,7 +126,7 @@ class Guarded(HttpToolsProtocol):
                 self.send_400_response("Invalid HTTP request received.")
                 return
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Nothing more comes. Returns whether an answer is still to be written; TLS cannot be closed by halves."""
         if not self._is_kept or self._is_over or self.scheme == "https":
             return False
