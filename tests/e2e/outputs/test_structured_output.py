@@ -180,7 +180,7 @@ def test_wrong_forms_are_refused_at_the_door(cluster: Cluster, body: dict[str, A
 def test_python_says_what_is_wrong(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="exactly one constraint, got json, regex"):
         StructuredOutput(json={}, regex="a").to_proto()
-    with pytest.raises(InvalidArgument, match="schema is false"):
+    with pytest.raises(InvalidArgument, match="nothing fulfils it: # is false"):
         client.generate("x", SamplingParams(structured_output=StructuredOutput(json=False)))
 
 

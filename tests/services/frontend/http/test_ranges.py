@@ -62,7 +62,7 @@ ITEMS: list[tuple[dict[str, Any], bool]] = [
     ({"type": "reasoning", "summary": []}, True),
     ({"type": "reasoning", "content": ["so"]}, False),
     ({"type": "reasoning", "content": [{"text": 5}]}, False),
-    ({"type": "web_search_call"}, False),
+    ({"type": "web_search_call"}, True),
 ]
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "sunny"}]}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
@@ -146,7 +146,7 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/chat/completions/batch", {"messages": [[]]}, False),
     ("/v1/responses", {"input": []}, False),
     ("/v1/responses", {"include": ["nonsense"]}, False),
-    ("/v1/responses", {"tools": [{"type": "web_search"}]}, False),
+    ("/v1/responses", {"tools": [{"type": "web_search"}]}, True),
     ("/v1/responses", {"tools": [TOOL]}, True),
     ("/v1/responses", {"tool_choice": "required"}, False),
     ("/v1/responses", {"tool_choice": "auto", "tools": []}, True),
