@@ -44,9 +44,9 @@ def said(*texts: str) -> ChatPrompt:
 
 @pytest.fixture(autouse=True)
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, 1.0))
-    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, 1.0))
-    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, 1.0))
+    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, 10.0))
+    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, 5.0))
+    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, 5.0))
 
 
 def folder_with(tmp_path: Path, template: str) -> Path:
