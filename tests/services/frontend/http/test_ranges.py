@@ -176,7 +176,7 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/messages", {"tools": [{"name": "f"}], "tool_choice": {"type": "tool"}}, False),
     ("/v1/messages", {"stop_sequences": [""]}, False),
     ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}, True),
-    ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, False),
+    ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, True),
     ("/v1/embeddings", {"input": ""}, False),
     ("/v1/embeddings", {"truncate_prompt_tokens": 0}, False),
     *(("/v1/embeddings", {"dimensions": value}, good) for value, good in [(2, True), (0, False), (2**20 + 1, False)]),
