@@ -21,6 +21,19 @@ class CallPiece(NamedTuple):
 Part = Content | Reasoning | CallPiece
 
 
+def add_part(parts: list[Part], part: Part) -> None:
+    """Appends `part`, or joins it to the last one where that is of the same kind and call."""
+    last = parts[-1] if parts else None
+    if isinstance(part, CallPiece):
+        if isinstance(last, CallPiece) and not part.id:
+            parts[-1] = last._replace(arguments=last.arguments + part.arguments)
+            return
+    elif type(last) is type(part):
+        parts[-1] = type(part)(last.text + part.text)
+        return
+    parts.append(part)
+
+
 class AnswerParser:
     """One per sample. What the parts add up to does not depend on how the text was cut."""
 
@@ -86,20 +99,11 @@ class AnswerParser:
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
         elif self._wants(event):
-            last = parts[-1] if parts else None
-            if type(last) is type(event):
-                parts[-1] = type(event)(last.text + event.text)
-            else:
-                parts.append(event)
+            add_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
-        last = parts[-1] if parts else None
-        if self._most_calls is not None and self._num_calls > self._most_calls:
-            return
-        if isinstance(last, CallPiece):
-            parts[-1] = last._replace(arguments=last.arguments + text)
-        else:
-            parts.append(CallPiece(self._num_calls - 1, "", "", text))
+        if self._most_calls is None or self._num_calls <= self._most_calls:
+            add_part(parts, CallPiece(self._num_calls - 1, "", "", text))
 
     def _wants(self, event: Content | Reasoning) -> bool:
         if isinstance(event, Reasoning):
