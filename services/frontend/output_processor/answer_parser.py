@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from services.frontend.output_processor.parsing.call_probe import CallProbe
+from services.frontend.output_processor.parsing.content_filter import ContentFilter
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from services.frontend.output_processor.parsing.reader import MarkupReader
+from services.frontend.output_processor.parsing.scanner import Markers
 
 
 class CallPiece(NamedTuple):
@@ -37,7 +40,18 @@ def add_part(parts: list[Part], part: Part) -> None:
 class AnswerParser:
     """One per sample. What the parts add up to does not depend on how the text was cut."""
 
-    __slots__ = ("_most_calls", "_new_id", "_num_calls", "_reasoning", "_tools", "_wants_reasoning", "has_reasoned")
+    __slots__ = (
+        "_ends",
+        "_filter",
+        "_most_calls",
+        "_new_id",
+        "_num_calls",
+        "_probe",
+        "_reasoning",
+        "_tools",
+        "_wants_reasoning",
+        "has_reasoned",
+    )
 
     def __init__(
         self,
@@ -47,13 +61,19 @@ class AnswerParser:
         new_id: Callable[[int, str], str],
         most_calls: int | None,
         wants_reasoning: bool,
+        probe: CallProbe | None = None,
+        reasoning_ends: tuple[str, ...] = (),
     ) -> None:
-        """`most_calls`: whatever follows so many calls is left out."""
+        """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
+        whose find one of `reasoning_ends` may follow that ends nothing."""
         self._reasoning = reasoning
         self._tools = tools
         self._new_id = new_id
         self._most_calls = most_calls
         self._wants_reasoning = wants_reasoning
+        self._probe = probe
+        self._ends = reasoning_ends
+        self._filter: ContentFilter | None = None
         self._num_calls = 0
         self.has_reasoned = False
 
@@ -67,17 +87,25 @@ class AnswerParser:
         events = [] if self._reasoning is None else self._reasoning.finish()
         events = self._with_calls(events)
         if self._tools is not None:
-            events += self._tools.finish()
+            events += self._filtered(self._tools.finish())
+        if self._filter is not None:
+            events += self._filter.finish()
         return self._parts(events)
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
         found: list[Event] = []
         for event in events:
             if isinstance(event, Content) and self._tools is not None:
-                found += self._tools.push(event.text)
+                found += self._filtered(self._tools.push(event.text))
             else:
                 found.append(event)
         return found
+
+    def _filtered(self, events: list[Event]) -> list[Event]:
+        """Without the end of reasoning where a call has ended it before."""
+        if self._filter is None and self._probe is not None and self._probe.has_found and self._ends:
+            self._filter = ContentFilter(Markers(*self._ends), at_most=1)
+        return events if self._filter is None else self._filter.push(events)
 
     def _parts(self, events: list[Event]) -> list[Part]:
         parts: list[Part] = []

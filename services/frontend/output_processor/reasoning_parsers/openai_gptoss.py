@@ -4,6 +4,7 @@ recipient is a call, which is left as it is for the tool parser `openai`.
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 """
 
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import ReasoningFormat
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
 from services.frontend.output_processor.parsing.tagged_calls import no_padding
@@ -15,7 +16,7 @@ CUT_HEADERS = (openai.END, openai.CALL, openai.RETURN)
 CALL_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START, padding=no_padding)
 
 
-def read(scan: Scanner, writer: EventWriter, _is_open: bool) -> Steps[None]:
+def read(scan: Scanner, writer: EventWriter, _is_open: bool, _calls: CallProbe) -> Steps[None]:
     while (yield from scan.until(openai.STARTS, writer.content)):
         try:
             header = yield from openai.header(scan)

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
@@ -27,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def parser() -> AnswerParser:
     thoughts, calls = reasoning_format("qwen3"), tool_format("hermes")
     return AnswerParser(
-        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, False)),
+        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, False, CallProbe())),
         MarkupReader(lambda scan, writer: calls.read(scan, writer, ToolSchemas())),
         new_id=lambda number, name: f"{name}-{number}",
         most_calls=None,

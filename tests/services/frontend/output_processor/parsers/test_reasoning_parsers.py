@@ -21,11 +21,6 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
     ("qwen3", "  Yes.", [C("  Yes.")]),
     ("qwen3", "<think>never </thin", [R("never </thin")]),
     ("qwen3", "<thin", [C("<thin")]),
-    (
-        "kimi_k2",
-        "<think>I call<|tool_calls_section_begin|><|tool_call_begin|>",
-        [R("I call"), C("<|tool_calls_section_begin|><|tool_call_begin|>")],
-    ),
     ("hunyuan_a13b", "<think>\nA\n</think>\n<answer>\nYes.\n</answer>", [R("A"), C("Yes.")]),
     ("ernie45", "<think>\nA\n</think>\n\n<response>\nYes.\n</response>\n", [R("A"), C("Yes.")]),
     ("mistral", "[THINK]A[/THINK]Yes.", [R("A"), C("Yes.")]),
