@@ -7,6 +7,7 @@ What belongs to no call is left to the reasoning parser openai_gptoss, which rea
 import re
 from typing import NamedTuple
 
+from services.frontend.output_processor.parsing.call_blocks import no_call
 from services.frontend.output_processor.parsing.delimited_calls import arguments
 from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
@@ -56,11 +57,11 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
             recipient = (yield from header(scan)).recipient
             if not recipient:
                 raise Malformed
+            found = yield from arguments(scan, writer, writer.start(recipient), ENDS)
         except Malformed:
-            writer.no_markup()
+            no_call(scan, writer)
             continue
-        writer.start(recipient)
-        if (yield from arguments(scan, writer, ENDS)) == START:
+        if found == START:
             scan.at -= len(START)
         scan.settle()
 
