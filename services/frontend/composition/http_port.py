@@ -72,6 +72,7 @@ class HttpPort:
             root_path=settings.root_path,
             max_request_bytes=settings.max_request_bytes,
             max_file_bytes=settings.batch_file_mb * 2**20,
+            decoders=door.decoders,
             admission=door.admission,
             calls=door.calls,
             metrics=door.metrics,
@@ -148,5 +149,6 @@ class HttpPort:
             access=self._door.access,
             admission=self._door.admission,
             refused=self._door.refused,
+            decoders=self._door.decoders,
             max_bytes=self._settings.max_request_bytes,
         )

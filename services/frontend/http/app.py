@@ -19,6 +19,7 @@ from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.http.call_scope import CallScope
+from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
 from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
 from services.frontend.http.door import HttpDoor
 from services.frontend.http.headers import REQUEST_ID, Headers
@@ -73,6 +74,7 @@ def build(
     root_path: str,
     max_request_bytes: int,
     max_file_bytes: int,
+    decoders: BodyDecoders,
     admission: CallAdmission,
     calls: Calls,
     metrics: FrontendMetrics,
@@ -99,7 +101,8 @@ def build(
     document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
     door = HttpDoor(app, admission, calls, metrics, refusal)
     operated = OperatorGuard(door, operator, refusal)
-    bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
+    of_paths = {offline.FILES: max_file_bytes}
+    bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
