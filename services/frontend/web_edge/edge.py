@@ -17,6 +17,8 @@ from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import Headers, values_of
+from services.frontend.http.options import OPTIONS, no_content
+from services.frontend.http.page_rules import PageRules
 from services.frontend.web_edge.answer import WebAnswer
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.context import Ended, WebContext
@@ -50,6 +52,7 @@ class WebEdge:
         codec: Codec,
         *,
         access: Access,
+        rules: PageRules,
         admission: CallAdmission,
         refused: Refusals,
         decoders: BodyDecoders,
@@ -59,6 +62,7 @@ class WebEdge:
         self._app = app
         self._codec = codec
         self._access = access
+        self._rules = rules
         self._admission = admission
         self._refused = refused
         self._decoders = decoders
@@ -74,25 +78,29 @@ class WebEdge:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = self._methods.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if method is None:
+        method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
+        if method is not None and scope["method"] == OPTIONS:
+            await no_content(f"{OPTIONS}, POST")(scope, receive, send)
+            return
+        if method is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         metadata = _metadata(scope["headers"])
         kind = KINDS.get(metadata.get("content-type", "").partition(";")[0].replace(" ", "").lower())
         if kind is not None and _fits(kind, method):
-            await self._answer(method, kind, scope["headers"], receive, send)
+            await self._answer(method, kind, scope, receive, send)
         elif self._access.check(dict(metadata)) is None:
             await UNKNOWN_KIND(scope, receive, send)
         else:
             await self._app(scope, receive, send)  # where it hears that it needs a key
 
-    async def _answer(self, method: _Method, kind: CallKind, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _answer(self, method: _Method, kind: CallKind, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the method has begun are counted and logged here, all others there."""
-        answer, metadata = WebAnswer(kind, send), _metadata(headers)
+        answer, metadata = WebAnswer(kind, send), _metadata(scope["headers"])
         try:
+            self._rules.check("POST", "", scope["headers"], scope["http_version"])
             self._check(method, metadata)
-            data = await self._message(kind, headers, metadata, receive)
+            data = await self._message(kind, scope["headers"], metadata, receive)
             message = await self._codec.read(data, method.request, is_json=kind.is_json)
             del data
             context = WebContext(metadata, answer.write)
