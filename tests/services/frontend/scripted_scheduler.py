@@ -435,14 +435,15 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
-    """The sampled token has -0.5, the i-th of the top list -(i + 1)."""
+    """The sampled token has -0.5, the i-th of the top list, or of those that were named, -(i + 1)."""
     ids, counts, tokens, values, ranks = [], [], [], [], []
     for sequence, num_new in asked:
-        num_top = sequence.submission.sampling.logprobs
+        named = sequence.submission.sampling.logprob_token_ids
+        num_top = len(named) or sequence.submission.sampling.logprobs
         ids.append(sequence.id)
         counts.append(1 + num_top)
         for token in sequence.tokens[len(sequence.tokens) - num_new :]:
-            tokens += [token, *((token + 1 + i) % 200 for i in range(num_top))]
+            tokens += [token, *(named or ((token + 1 + i) % 200 for i in range(num_top)))]
             values += [-0.5, *(-(i + 1.0) for i in range(num_top))]
             ranks.append(1)
     return pb.LogprobBatch(
