@@ -137,6 +137,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.tokens_per_step = 1
         self.prompt_positions_per_step = 1000
         self.num_cached_tokens = 0
+        self.num_preemptions = 0  # of each sequence that ends
         self.gives_vectors = True
         self.compares = True
         self.refusal: finish_pb2.Error | None = None
@@ -306,6 +307,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if sequence.submission.asks_logprobs:
                 asked.append((sequence, len(new)))
             if end is not None:
+                end.num_preemptions = self.num_preemptions
                 del session.running[sequence.id]
                 batch.finished.append(end)
         batch.sequence_ids = u32_bytes(ids)
