@@ -23,7 +23,7 @@ IGNORED = frozenset({
     "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
-    "context_management", "conversation", "image", "moderation", "prompt",
+    "context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt",
 })  # fmt: skip
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
