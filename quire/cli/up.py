@@ -53,7 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address that frontends listen on; 0.0.0.0 for all interfaces"
+        "--host",
+        default="127.0.0.1",
+        help="address that frontends listen on, with --join the workers; 0.0.0.0 for all interfaces",
     )
     parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
@@ -68,10 +70,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-targets-file", default="", metavar="FILE", help="written for Prometheus's file_sd_configs"
     )
+    _add_joining(parser)
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
         add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
     vllm_flags.add(parser)
+
+
+def _add_joining(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--join",
+        default="",
+        metavar="HOST:PORT,...",
+        help="start workers alone, for the cluster whose `quire up` printed scheduler=HOST:PORT; with "
+        "--cluster-secret-file, and the same model",
+    )
+    parser.add_argument(
+        "--cluster-secret-file",
+        default="",
+        metavar="FILE",
+        help="secret of the cluster (openssl rand -hex 32), for workers that join it; default: as "
+        "QUIRE_*_CLUSTER_SECRET_FILE or the settings file say, else a new one",
+    )
+    parser.add_argument(
+        "--scheduler-host",
+        default="127.0.0.1",
+        help="address that schedulers listen on, and workers, for workers of other machines; 0.0.0.0 for all",
+    )
+    parser.add_argument(
+        "--scheduler-port",
+        type=human_int,
+        default=0,
+        help="port of the first scheduler, the others have those behind it; 0: any free ones",
+    )
 
 
 def settings_by_flag() -> list[tuple[str, str]]:
@@ -110,6 +141,10 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         admin_port=values["admin_port"],
         metrics_port=values["metrics_port"],
         metrics_targets_file=values["metrics_targets_file"],
+        scheduler_host=values["scheduler_host"],
+        scheduler_port=values["scheduler_port"],
+        cluster_secret_file=values["cluster_secret_file"],
+        join=values["join"],
         redis=values["redis"],
         settings=settings,
     )
@@ -123,8 +158,7 @@ def num_workers(values: Mapping[str, Any]) -> int:
 
 
 def ready_line(cluster: Cluster, *, json: bool) -> str:
-    assert cluster.metrics is not None
-    addresses = {"http": cluster.http_address, "grpc": cluster.grpc_address, "metrics": cluster.metrics.address}
+    addresses = cluster.addresses
     if json:
         return logs.as_json("quire", "ready", **addresses)
     return " ".join(["quire ready", *(f"{kind}={address}" for kind, address in addresses.items())])

@@ -32,8 +32,11 @@ def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        match = re.fullmatch(r"quire ready http=(\S+) grpc=(\S+) metrics=\S+\n", process.stdout.readline())
+        match = re.fullmatch(
+            r"quire ready http=(\S+) grpc=(\S+) metrics=\S+ scheduler=\S+ url=http://(\S+)\n", process.stdout.readline()
+        )
         assert match is not None
+        assert match[3] == match[1]
         yield process, match[1], match[2]
     finally:
         process.kill()
