@@ -165,7 +165,8 @@ def ready_line(cluster: Cluster, *, json: bool) -> str:
 
 
 def _report_as_json(line: str) -> None:
-    logs.say(logs.as_json("quire", line), sys.stderr)
+    """Writes what a cluster reports: processes that ended, do not drain or cannot be started."""
+    logs.say(logs.as_json("quire", line, level="warning"), sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:

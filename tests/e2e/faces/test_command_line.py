@@ -100,9 +100,10 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     try:
         ready = json.loads(process.stdout.readline())
         before = services(ready["grpc"])
-        os.kill(before["frontend-0"]["pid"], signal.SIGKILL)
+        for name in ("worker-0", "frontend-0"):
+            os.kill(before[name]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while "frontend-0 ended" not in (tmp_path / "log").read_text():
+        while not all(text in (tmp_path / "log").read_text() for text in ("frontend-0 ended", "worker detached")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -112,6 +113,8 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     assert ready["message"] == "ready"
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
+    deaths = [line for line in lines if line["message"].startswith(("frontend-0 ended", "worker detached"))]
+    assert {line["level"] for line in deaths} == {"warning"}
 
 
 @pytest.mark.slow
