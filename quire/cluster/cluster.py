@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from quire.cluster.detected import without_detected
 from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_page import ClusterPage, ScrapeTarget, write_discovery
 from quire.cluster.metrics_ports import MetricsPorts
@@ -92,7 +93,7 @@ class Cluster:
         if a service refuses to start; GivenUp if give_up() was called meanwhile."""
         atexit.register(self.stop)
         try:
-            self.options = self.options.located()
+            self.options = without_detected(self.options.located())
             check_model(self.options)
             ports = self._metrics_ports = MetricsPorts(self._endpoints, self.options.metrics_port)
             self.specs = plan(self.options, self._endpoints, ports)
