@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+import trustme
 
 from quire import bundled
 from tests.e2e.conftest import running_cluster
@@ -177,6 +180,25 @@ def test_numbers_take_units_and_refuse_nonsense() -> None:
 def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> None:
     seen = quire(*command, "--address", "127.0.0.1:1", status=1).stderr
     assert seen.startswith("quire: no cluster answers at 127.0.0.1:1 (Connection refused)")
+    assert seen.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("complete", "Once"), ("chat", "Hello")])
+@pytest.mark.parametrize("mutual", [False, True])
+def test_a_port_that_speaks_tls_is_said_to(command: tuple[str, ...], mutual: bool) -> None:
+    """Without --tls; gRPC tells of a connection that was closed."""
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+    credentials = grpc.ssl_server_credentials([pair], ca.cert_pem.bytes() if mutual else None, mutual)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        seen = quire(*command, "--address", f"127.0.0.1:{port}", status=1).stderr
+    finally:
+        server.stop(0).wait()
+    assert seen.startswith(f"quire: 127.0.0.1:{port} answers with TLS; say with --tls ca=FILE which"), seen
     assert seen.count("\n") == 1
 
 
