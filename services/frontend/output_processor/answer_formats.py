@@ -177,9 +177,10 @@ class AnswerFormats:
         schemas = ToolSchemas(() if use is None else use.tools)
         probe = CallProbe() if tools is None else CallProbe(tools.read, tools.starts, schemas)
         is_open = place is AnswerStart.IN_REASONING
+        thoughts, calls = _readers(reasoning, tools, schemas, is_open=is_open, probe=probe)
         return AnswerParser(
-            None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open, probe)),
-            None if tools is None else MarkupReader(partial(_read_calls, tools, schemas)),
+            thoughts,
+            calls,
             new_id=call_id if tools is None else tools.new_id,
             most_calls=None if use is None or use.parallel else 1,
             wants_reasoning=request.include_reasoning,
@@ -220,6 +221,24 @@ class AnswerFormats:
         if end.endswith(self._reasoning.starts):
             return AnswerStart.IN_REASONING
         return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
+
+
+def _readers(
+    reasoning: ReasoningFormat | None,
+    tools: ToolFormat | None,
+    schemas: ToolSchemas,
+    *,
+    is_open: bool,
+    probe: CallProbe,
+) -> tuple[MarkupReader | None, MarkupReader | None]:
+    """For reasoning and for calls; one for both where the format has messages for both."""
+    whole = reasoning.read_answer if reasoning is not None else None
+    if whole is not None and (tools is None or tools.read_answer is whole):
+        return None, MarkupReader(lambda scan, writer: whole(scan, writer, is_open, schemas.__contains__))
+    return (
+        None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open, probe)),
+        None if tools is None else MarkupReader(partial(_read_calls, tools, schemas)),
+    )
 
 
 def _read_reasoning(

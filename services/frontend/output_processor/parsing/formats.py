@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.json_calls import Keys, calls
+from services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording
 from services.frontend.output_processor.parsing.writer import EventWriter
+
+ReadAnswer = Callable[[Scanner, EventWriter, bool, IsName], Steps[None]]
+"""Reads whole answers, in which reasoning and calls are messages of one stream. The flag: the prompt ends inside of
+reasoning; the names: of tools on offer."""
 
 
 def call_id(_index: int, _name: str) -> str:
@@ -28,6 +32,7 @@ class ToolFormat:
     new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
     wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
     starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
+    read_answer: ReadAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class ReasoningFormat:
     ends: tuple[str, ...] = ()
     after_end: str = ""  # what follows the end in front of the answer
     content_start: str = ""  # what begins the content
+    read_answer: ReadAnswer | None = None  # in place of `read`, where tools are on offer or known to be none
 
 
 def json_blocks(

@@ -1,7 +1,8 @@
 """JSON as models write it, read from text that comes in pieces and written out as valid JSON.
 
-Repaired are: line breaks in strings, backslashes that escape nothing, Python's literals and quotes, bare words, missing
-and trailing commas, wrong brackets, keys without a value. Malformed is what nothing can be made of.
+Repaired are: line breaks and quotation marks in strings, backslashes that escape nothing, Python's literals and quotes,
+bare words, missing and trailing commas, wrong brackets, keys without a value.
+Malformed is what nothing can be made of.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ WORD = re.compile(r"[\w+.\-$]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 MEMBER = re.compile(  # a whole one in which nothing is to be repaired
-    rf'"([^"\\\x00-\x1f]*)"\s*:\s*("[^"\\\x00-\x1f]*"|(?:{NUMBER.pattern}|true|false|null)(?=[ \t\r\n,}}\]]))'
+    rf'"([^"\\\x00-\x1f]*)"\s*:\s*("[^"\\\x00-\x1f]*"|{NUMBER.pattern}|true|false|null)(?=\s*[,}}\]])'
 )
 NAMES = {
     "true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null",
     "undefined": "null", "NaN": "null", "nan": "null", "Infinity": "null", "-Infinity": "null",
 }  # fmt: skip
+AFTER_VALUE = ",}]\"'"  # quotation marks: of the next key, where a comma is missing
 SHORTEST_PREFIX = 3  # of a literal that was broken off
 LONGEST_WORD = 400
 HEX = frozenset("0123456789abcdefABCDEF")
@@ -54,7 +56,7 @@ def _member(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
     quote = yield from scan.peek()
     if quote in PLAIN:
         parts: list[str] = []
-        yield from _string(scan, quote, parts.append)
+        yield from _string(scan, quote, parts.append, before=":")
         key = "".join(parts)
     else:
         key = quoted((yield from scan.whole(WORD, LONGEST_WORD)))
@@ -75,7 +77,7 @@ def _item(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
         scan.at += 1
         out.begin(first)
     elif first in PLAIN:
-        yield from _string(scan, first, out.string_part)
+        yield from _string(scan, first, out.string_part, before=AFTER_VALUE)
         out.end_string()
     else:
         word = yield from scan.whole(WORD, LONGEST_WORD)
@@ -108,22 +110,34 @@ def number(word: str) -> int | float:
         return float(word)
 
 
-def _string(scan: Scanner, quote: str, sink: json_text.Sink) -> Steps[None]:
-    """A string as it is written, without its quotation marks."""
+def _string(scan: Scanner, quote: str, sink: json_text.Sink, *, before: str) -> Steps[None]:
+    """A string as it is written, without its quotation marks. One that stands in front of a word is part of it."""
     scan.at += 1
     plain = PLAIN[quote]
     while True:
         character = yield from scan.peek()
         if character == quote:
             scan.at += 1
-            return
-        if character == "\\":
+            if (yield from _ends(scan, before)):
+                return
+            sink('\\"' if quote == '"' else quote)
+        elif character == "\\":
             sink((yield from _escape(scan)))
         elif part := scan.ready(plain):
             part = CONTROL.sub(lambda found: quoted(found[0]), part)
             sink(part if quote == '"' else part.replace('"', '\\"'))
         else:
             raise Malformed
+
+
+def _ends(scan: Scanner, before: str) -> Steps[bool]:
+    """Whether a string ends here: in front of one of `before`, of markup, or of the text's end."""
+    begin = scan.at
+    yield from scan.skip_space()
+    follower = yield from scan.peek()
+    is_next = scan.at == begin
+    scan.at = begin
+    return (follower in before and not (is_next and follower in PLAIN)) or follower == "<"
 
 
 def _escape(scan: Scanner) -> Steps[str]:
@@ -151,21 +165,35 @@ def _hex_digits(scan: Scanner) -> Steps[str]:
     return digits
 
 
+def repaired(text: str) -> str:
+    """A whole object or list as JSON; empty if it is none."""
+    parts: list[str] = []
+    scan = Scanner()
+    scan.feed(text)
+    scan.end()
+    try:
+        for _ in value(scan, ArgumentsJson(parts.append)):
+            pass
+    except Malformed:
+        return ""
+    return "".join(parts) if scan.is_over else ""
+
+
 class PushedJson:
     """An object, bare or in a JSON string, whose text comes from elsewhere; what follows it is kept as `rest`."""
 
-    __slots__ = ("_is_over", "_out", "_scan", "_steps", "is_complete")
+    __slots__ = ("_out", "_scan", "_steps", "is_complete", "is_over")
 
     def __init__(self, out: ArgumentsJson) -> None:
         self._scan = Scanner()
         self._out = out
         self._steps = self._read()
-        self._is_over = False
-        self.is_complete = False
+        self.is_over = False  # it has ended, or is no JSON
+        self.is_complete = False  # it has ended
 
     def push(self, text: str) -> None:
         self._scan.feed(text)
-        if not self._is_over:
+        if not self.is_over:
             next(self._steps, None)
 
     def end(self) -> None:
@@ -191,7 +219,7 @@ class PushedJson:
                 self.is_complete = True
         except Malformed:
             pass
-        self._is_over = True
+        self.is_over = True
 
     def _in_string(self) -> Steps[None]:
         inner = PushedJson(self._out)

@@ -85,13 +85,14 @@ class TypedArguments:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text itself if it is JSON of one of the types, else a string."""
+    """The text itself if it is JSON of one of the types, or can be made so, else a string."""
     bare = text.strip(WHITE)
     bare = PYTHONS_OWN.get(bare, bare)
     try:
         value = json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return f'"{quoted(text)}"'
+        kind = {"{": "object", "[": "array"}.get(bare[:1], "")
+        return (kind in types and json_repair.repaired(bare)) or f'"{quoted(text)}"'
     return bare if types & _types_of(value) else f'"{quoted(text)}"'
 
 

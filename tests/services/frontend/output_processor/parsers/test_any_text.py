@@ -87,9 +87,10 @@ def test_tool_parsers_lose_no_word(file: str) -> None:
     def check(fragments: list[str]) -> None:
         numbered = (part.format(f"{i}x") if part in WORDS else part for i, part in enumerate(fragments))
         text = "".join(numbered)
-        found = _words(_texts(calls_in(NAMES[file], [text])))
-        lost = _words([text]) - found
-        assert found == _words([text]) - Counter(WORD.findall(text)[len(WORD.findall(text)) - lost.total() :])
+        words, found = _words([text]), _words(_texts(calls_in(NAMES[file], [text])))
+        assert found <= words
+        if file != "openai":  # headers and broken arguments are left out
+            assert words - found == Counter(WORD.findall(text)[found.total() :])  # what was cut off
 
     check()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import Content, Event, Reasoning
+from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from tests.services.frontend.output_processor.parsers.reading import pieces, reasoning_in
 
 THINK = "<think>\nIt is\n\nso.\n</think>\n\nYes.\n"
@@ -48,13 +48,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "openai_gptoss",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>First.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
-        [
-            R("A"),
-            C(
-                "First.<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
-                '{"a": "<|x|>" }<|call|>'
-            ),
-        ],
+        [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>"}')],
     ),
     # openai/harmony#60: another word behind <|constrain|>
     ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
@@ -65,7 +59,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
         [R("hm"), C("Hi")],
     ),
-    ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel. <|channel|>odd one<|message|>x")]),
+    ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel.\nx")]),
 ]
 
 

@@ -17,6 +17,7 @@ TEXT = {"type": "string"}
 FILES = (
     Tool("write", {"properties": {"path": TEXT, "content": TEXT, "mode": {"type": "integer"}}}),
     Tool("read", {"properties": {"path": TEXT}}),
+    Tool("tag", {"properties": {"names": {"type": "array"}}}),
     Tool("search", {"properties": {"arguments": TEXT}}),
 )
 X = ("read", {"path": "/x"})
@@ -126,6 +127,29 @@ REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
     ("hermes", hermes('"{\\"path\\": \\"/x\\", \\"content\\": \\"hello\\",}"'), [HELLO]),
     ("hermes", hermes('""'), [("write", {})]),
     ("hermes", hermes('{"path": "/x", "content": "it\\\'s"}'), [("write", {"path": "/x", "content": "it's"})]),
+    # ai-sdk-tool-call-middleware#298: quotation marks in strings
+    (
+        "hermes",
+        hermes('{"content": "He said "hello" to me", "path": "a "b"", "mode": 1}'),
+        [("write", {"content": 'He said "hello" to me', "path": 'a "b"', "mode": 1})],
+    ),
+    # hermes-agent PR 5315: the last bracket is missing
+    ("hermes", '<tool_call>{"name": "read", "arguments": {"path": "/x"}</tool_call>', [X]),
+    ("longcat", '<longcat_tool_call>{"name": "read", "arguments": {"path": "/x</longcat_tool_call>', [
+        ("read", {"path": "/x</longcat_tool_call>"})
+    ]),
+    # vllm-mlx#63: Python's literals as the value of a list
+    (
+        "qwen3_coder",
+        "<tool_call><function=tag><parameter=names>['python', 'it\\'s', None]</parameter></function></tool_call>",
+        [("tag", {"names": ["python", "it's", None]})],
+    ),
+    # sglang PR 24147: a value that ends as the end marker begins
+    (
+        "glm45",
+        "<tool_call>read<arg_key>path</arg_key><arg_value>.<</arg_value></tool_call>",
+        [("read", {"path": ".<"})],
+    ),
     ("deepseek_v31", '<｜tool▁call▁begin｜>read<｜tool▁sep｜>{"path": "/x<｜tool▁call▁end｜>', [X]),
     ("kimi_k2", kimi("functions.read:0", '"{\\"path\\": \\"/x\\"}"'), [(*X, "functions.read:0")]),
     ("kimi_k2", kimi("functions.read:0", ""), [("read", {}, "functions.read:0")]),
