@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from tokenizers import AddedToken
+
 from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
@@ -22,7 +24,8 @@ from tests.services.frontend.output_processor.fuzz.conversations import TOOLS, A
 from tests.services.frontend.output_processor.fuzz.mutations import mutated
 from tests.services.frontend.output_processor.fuzz.spellings import Family
 from tests.services.frontend.output_processor.parsers.reading import pieces
-from tests.services.frontend.talking import talking_folder
+from tests.services.frontend.talking import TEMPLATE
+from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
 
 NO_PROMPT = PreparedPrompt(
     Work("r", b"", 0, PromptHashes(b"", b""), sampling_pb2.SamplingParams(), b"", b"", 0, "", 0.0, None)
@@ -108,4 +111,9 @@ def expected(answer: Answer, family: Family) -> list[Part]:
 
 
 def marked_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer(talking_folder(folder), threads=1)
+    """One that has all markup as special tokens which families' tokenizers have as such."""
+    tables = ((registry.TOOL_PARSERS, registry.tool_format), (registry.REASONING_PARSERS, registry.reasoning_format))
+    tokens = {token for table, load in tables for name in table for token in load(name).tokens}
+    made = byte_level_tokenizer()
+    made.add_special_tokens([AddedToken(text, special=True) for text in sorted(tokens)])
+    return Tokenizer(write_folder(folder, tokenizer=made, chat_template=TEMPLATE), threads=1)
