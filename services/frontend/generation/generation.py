@@ -318,12 +318,13 @@ class Generation:
             self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
         if end.finish.stop_string is not None:
             self._metrics.cancellations["stop_string"].inc()
-        self._count(sample, end.finish.reason, now)
+        self._count(sample, end.finish.reason, now, end.num_preemptions)
         if end.error is not None:
             self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
 
-    def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
+    def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
+        self._metrics.request_num_preemptions.observe(num_preemptions)
         n = self.request.sampling.n
         prompt = sample.index // n
         self._num_unfinished[prompt] -= 1
