@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -147,15 +148,30 @@ class AnswerFormats:
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None
+        hidden = self._hidden(request)
         return [
-            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END))))
+            self._parser(
+                request, reasoning, tools, hidden, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END)))
+            )
             for prompt, ready in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
 
+    def _hidden(self, request: Request) -> re.Pattern[str] | None:
+        """Markup that skip_special_tokens would keep out of the answer if no parser had to see it."""
+        if not request.sampling.skip_special_tokens:
+            return None
+        special = self._tokenizer.special_ids
+        found = [text for text in self.markup(request) if self._tokenizer.token_id(text) in special]
+        return re.compile("|".join(map(re.escape, sorted(found)))) if found else None
+
     @staticmethod
     def _parser(
-        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: AnswerStart
+        request: Request,
+        reasoning: ReasoningFormat | None,
+        tools: ToolFormat | None,
+        hidden: re.Pattern[str] | None,
+        place: AnswerStart,
     ) -> AnswerParser:
         use = request.tool_use
         schemas = ToolSchemas(() if use is None else use.tools)
@@ -170,6 +186,7 @@ class AnswerFormats:
             wants_reasoning=request.include_reasoning,
             probe=probe,
             reasoning_ends=() if reasoning is None else reasoning.ends,
+            hidden=hidden,
         )
 
     def _end_of(self, token_ids: Sequence[int]) -> str:

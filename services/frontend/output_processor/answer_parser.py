@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class AnswerParser:
     __slots__ = (
         "_ends",
         "_filter",
+        "_hidden",
         "_most_calls",
         "_new_id",
         "_num_calls",
@@ -63,9 +65,11 @@ class AnswerParser:
         wants_reasoning: bool,
         probe: CallProbe | None = None,
         reasoning_ends: tuple[str, ...] = (),
+        hidden: re.Pattern[str] | None = None,
     ) -> None:
         """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
-        whose find one of `reasoning_ends` may follow that ends nothing."""
+        whose find one of `reasoning_ends` may follow that ends nothing; `hidden`: special tokens, which are no
+        content anywhere."""
         self._reasoning = reasoning
         self._tools = tools
         self._new_id = new_id
@@ -74,6 +78,7 @@ class AnswerParser:
         self._probe = probe
         self._ends = reasoning_ends
         self._filter: ContentFilter | None = None
+        self._hidden = hidden
         self._num_calls = 0
         self.has_reasoned = False
 
@@ -127,7 +132,10 @@ class AnswerParser:
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
         elif self._wants(event):
-            add_part(parts, event)
+            if self._hidden is not None and isinstance(event, Content):
+                event = Content(self._hidden.sub("", event.text))
+            if event.text:
+                add_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
         if self._most_calls is None or self._num_calls <= self._most_calls:

@@ -1,8 +1,9 @@
 """Llama 3.1 to 3.3 and 4: {"name": "add", "parameters": {"a": 1}} as the whole answer, with or without <|python_tag|>
 in front, several with ; between them."""
 
+from services.frontend.output_processor.parsing.call_blocks import close, no_call
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import Keys, any_name, calls, close
+from services.frontend.output_processor.parsing.json_calls import Keys, any_name, calls
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
@@ -22,7 +23,7 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
         try:
             yield from calls(scan, writer, KEYS, is_name, between=";")
         except Malformed:
-            writer.no_markup()
+            no_call(scan, writer, called=writer.num_calls > before)
         yield from close(scan, writer, (), called=writer.num_calls > before)
         if not (yield from scan.until(MARKERS, writer.content)):
             return
