@@ -220,7 +220,7 @@ FAMILIES = (
     Family("jamba", "", objects(before="<tool_calls>[", between=", ", after="]</tool_calls>"), ()),
     Family("kimi_k2", "kimi_k2", kimi, (), **THINK),
     Family("lfm2", "deepseek_r1", python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"), (), **THINK),
-    Family("llama3_json", "", objects(between="; ", arguments="parameters"), (), calls_alone=True),
+    Family("llama3_json", "", objects(between="; ", arguments="parameters"), ()),
     Family("llama4_json", "", objects(before="<|python_tag|>", between="; ", arguments="parameters"), ()),
     Family("llama4_pythonic", "", python("<|python_start|>[", ", ", "]<|python_end|>"), ()),
     Family("longcat", "deepseek_r1", each("<longcat_tool_call>\n", "\n</longcat_tool_call>"), (), **LINES),

@@ -17,8 +17,9 @@ from tests.services.frontend.output_processor.fuzz.conversations import ANSWERS
 from tests.services.frontend.output_processor.fuzz.reading import FamilyReader, expected, failures, marked_tokenizer
 from tests.services.frontend.output_processor.fuzz.spellings import FAMILIES, Family
 
-NUM_CASES = int(os.environ.get("QUIRE_FUZZ_CASES", "40"))  # of each family
-SOUND = {"openai"}  # tool formats for which every rule holds
+NUM_CASES = int(os.environ.get("QUIRE_FUZZ_CASES", "100"))  # of each family
+TAGGED = {"mimo", "minimax_m2", "nemotron_v3", "qwen3_coder", "qwen3_xml", "seed_oss", "step3", "step3p5"}
+FAILING = TAGGED  # begin tags of parameters stay behind where a function's begin is broken
 
 
 def label(family: Family) -> str:
@@ -45,7 +46,7 @@ def test_answers_without_a_fault_are_read_whole(family: Family, tokenizer: Token
 @pytest.mark.parametrize(
     "family",
     [
-        family if family.tools in SOUND else pytest.param(family, marks=pytest.mark.xfail(strict=True))
+        pytest.param(family, marks=pytest.mark.xfail(strict=True)) if family.tools in FAILING else family
         for family in FAMILIES
     ],
     ids=label,
