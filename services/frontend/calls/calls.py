@@ -7,6 +7,7 @@ import heapq
 from collections import Counter
 
 from services.frontend.access.access import Access, Caller
+from services.frontend.access.rate_limit import RateLimit
 from services.frontend.calls import call_measures
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.traced import trace_end
@@ -69,6 +70,11 @@ class Call:
         """Empty while nothing has been read, and where the client's own is refused."""
         return self.request.request_id if self.request is not None else ""
 
+    def rate_limits(self) -> list[RateLimit]:
+        """Of the key that was shown; without any, of this frontend."""
+        own = [] if self.caller is None else self.caller.account.rate_limits()
+        return own or self._calls.admission.rate_limits()
+
     async def enter(self) -> None:
         """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
         hears of it before those who have one are served. ResourceExhausted, Unavailable."""
@@ -99,7 +105,7 @@ class Calls:
     def __init__(
         self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
     ) -> None:
-        self._admission = admission
+        self.admission = admission
         self._metrics = metrics
         self.access = access
         self.traces = traces or NoTraces()
@@ -116,7 +122,7 @@ class Calls:
 
     def begin(self) -> Call:
         """For a `with`."""
-        call = Call(self, self._admission)
+        call = Call(self, self.admission)
         self._live.add(call)
         return call
 
