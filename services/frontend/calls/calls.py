@@ -30,6 +30,7 @@ class Call:
 
     __slots__ = (
         "_calls",
+        "address",
         "caller",
         "drawn_id",
         "error",
@@ -49,6 +50,7 @@ class Call:
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
         self.caller: Caller | None = None  # None where there are no keys
+        self.address = ""  # of the client, without a port; empty: it is not known
         self.drawn_id = ""  # of the answer, where there is no request
         self.started_s = asyncio.get_running_loop().time()
         self.status = ""  # the edge's own word for how it ended

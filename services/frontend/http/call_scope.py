@@ -57,6 +57,7 @@ class CallScope:
 
         with self._calls.begin() as call:
             scope[CALL] = call
+            call.address = (scope.get("client") or ("",))[0]
             scope[KEEPALIVE] = self._keepalive_s
             call.traceparent = traceparent(scope["headers"])
             try:
