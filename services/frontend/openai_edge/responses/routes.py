@@ -83,7 +83,6 @@ class ResponseRoutes:
         self.router.add(counted)
         self.router.add_api_route(COMPACT, self.compact, methods=["POST"], include_in_schema=False)
         one = f"{PREFIX}/{{response_id}}"
-        self.router.add_api_route(f"{PREFIX}/compact", self.compact, methods=["POST"], include_in_schema=False)
         self.router.add_api_route(one, self.get, methods=["GET"])
         self.router.add_api_route(one, self.delete, methods=["DELETE"])
         self.router.add_api_route(f"{one}/input_items", self.input_items, methods=["GET"])
@@ -135,12 +134,6 @@ class ResponseRoutes:
             store=self._store,
             tenant=tenant,
             identity=identity,
-        )
-
-    async def compact(self) -> Response:
-        """Clients look whether it is there, and send the conversation as it is where it is not."""
-        raise NotFound(
-            f"{PREFIX}/compact is not offered: send the whole conversation, with truncation='auto' if it may be cut"
         )
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
