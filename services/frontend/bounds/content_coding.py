@@ -35,11 +35,16 @@ DEFLATED = 8  # the low half of a zlib stream's first byte
 class Member(Protocol):
     """One stream of an encoding, from its header to its checksum."""
 
-    eof: bool
-    unused_data: bytes  # sent after its end
-
     def feed(self, data: bytes, most: int) -> bytes:
         """Decodes; up to `most` bytes are returned. Raises zlib.error, ZstdError."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was sent after its end."""
 
     @property
     def has_more(self) -> bool:

@@ -103,7 +103,7 @@ class WebEdge:
             data = await self._message(kind, scope["headers"], metadata, receive)
             message = await self._codec.read(data, method.request, is_json=kind.is_json)
             del data
-            context = WebContext(metadata, answer.write)
+            context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
         except QuireError as error:
             self._refused(PREFIX + method.name, error)
             await answer.end(ending_of(error), {})
