@@ -69,7 +69,7 @@ def of_thinking(thinking: ThinkingBody | None) -> dict[str, Any]:
 
 def variables(body: ChatOptions) -> Mapping[str, Any]:
     """Returns the variables of the chat template. Where several fields disagree, the later one counts of
-    reasoning_effort, reasoning, think, thinking, enable_thinking."""
+    reasoning_effort, reasoning, think, thinking, enable_thinking, chat_template_args."""
     asked = body.reasoning or ReasoningOptions()
     return {
         **reasoning.variables(body.reasoning_effort or asked.effort),
@@ -77,6 +77,7 @@ def variables(body: ChatOptions) -> Mapping[str, Any]:
         **(reasoning.variables(body.think) if isinstance(body.think, str) else switch(body.think)),
         **of_thinking(body.thinking),
         **switch(body.enable_thinking),
+        **(body.chat_template_args or {}),
     }
 
 
