@@ -31,7 +31,9 @@ IGNORED = frozenset({
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 NOT_OFFERED: Mapping[str, Sequence[Any]] = {
     **SAMPLERS,
-    **dict.fromkeys(("context_management", "conversation", "image", "moderation", "prompt"), NOTHING),
+    **dict.fromkeys(
+        ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
+    ),
 }
 LOGPROBS = "message.output_text.logprobs"
 # Besides logprobs nothing has to be included: reasoning comes in the clear, and no search is made.
