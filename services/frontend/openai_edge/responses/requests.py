@@ -42,7 +42,8 @@ def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
     """`items`: of the conversation so far, the body's own included."""
-    offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    listed = [*(body.tools or ()), *tools.added(items)]
+    offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
         turns(body.instructions, items),
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},

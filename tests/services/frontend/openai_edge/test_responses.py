@@ -321,7 +321,7 @@ async def test_turns_of_all_kinds(talking_model: Path) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, 400, "'fly' is not the name"),
         ({"tool_choice": "required"}, 400, "when it is used, tools must be set"),
         ({"background": True, "store": False}, 400, "background cannot go with store=false"),
-        ({"include": ["file_search_call.results"]}, 400, "include: 'file_search_call.results' is not offered"),
+        ({"include": ["everything"]}, 400, "include: 'everything' is not offered"),
         ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
         ({"extra_body": {"temprature": 1}}, 400, "Unrecognized request argument supplied: temprature"),
         ({"temperature": 3}, 400, "temperature must be in [0, 2], got 3.0."),
