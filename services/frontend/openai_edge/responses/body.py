@@ -23,7 +23,7 @@ IGNORED = frozenset({
     "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
-    "context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt",
+    "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
 LOGPROBS = "message.output_text.logprobs"
@@ -125,6 +125,9 @@ class ResponsesBody(PlainFields):
     input: str | list[dict[str, Any]] = Field(json_schema_extra=INPUT)
     instructions: str | None = None
     previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = Field(
+        None, description="messages of vLLM's own are not read: send items of input", json_schema_extra={"maxItems": 0}
+    )
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = Field(
@@ -182,6 +185,9 @@ class ResponsesBody(PlainFields):
             raise InvalidArgument(
                 f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"
             )
+        if self.previous_input_messages:
+            field = "previous_input_messages"
+            raise Unimplemented(f"{field} is not offered by this server; send items of input", field=field)
 
     @property
     def wants_logprobs(self) -> bool:
