@@ -142,6 +142,7 @@ class Generation:
             final_only=self.request.final_only,
             prompt_end=prompt.last_token_ids(PROMPT_END),
             shown=shown,
+            parser=None if self._parsers is None else self._parsers[index],
         )
         return Sample(
             index,
@@ -213,16 +214,14 @@ class Generation:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
-        return deltas if self._parsers is None else [self._parse(delta, self._parsers) for delta in deltas]
+            if self._parsers is not None:
+                self._count_parts(delta, self._parsers[delta.sample])
+        return deltas
 
-    def _parse(self, delta: SampleDelta, parsers: list[AnswerParser]) -> SampleDelta:
-        parser = parsers[delta.sample]
-        parts = parser.push(delta.text)
-        if delta.finish is not None:
-            parts += parser.finish()
-            self._count_calls(has_calls=parser.has_called)
+    def _count_parts(self, delta: SampleDelta, parser: AnswerParser) -> None:
         self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
-        return delta._replace(parts=parts)
+        if delta.finish is not None:
+            self._count_calls(has_calls=parser.has_called)
 
     def _count_calls(self, *, has_calls: bool) -> None:
         if self.request.tool_use is not None:

@@ -178,7 +178,8 @@ class Sample:
         finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
         if finish is not None:
             finish = finish._replace(weight_version=self.weight_version)
-        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
+        parts = self._words.take_parts()
+        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, parts, told)
         self._posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []

@@ -342,3 +342,16 @@ async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(
             assert refused.value.request_id == "mine", wrong
     assert reply._request_id == "mine"
     assert drawn._request_id
+
+
+async def test_stop_sequences_count_in_the_text_only(talking_model: Path) -> None:
+    """vllm#52393: a client's stop string in the thinking, or in a call's markup, ended the answer."""
+    stops = {"stop_sequences": ["Malmö", '"']}
+    async with serving(talking_model, THOUGHT) as (_, client, _script):
+        reply = await client.messages.create(**asked(tools=TOOLS, **stops))
+    assert (reply.stop_reason, reply.stop_sequence) == ("tool_use", None)
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+    async with serving(talking_model, "<think>It is</think>Hot: it is") as (_, client, _script):
+        reply = await client.messages.create(**asked(stop_sequences=["it is", "It is"]))
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "it is")
+    assert reply.content[-1].text == "Hot: "

@@ -413,3 +413,10 @@ async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None
     assert (sampling.min_tokens, sampling.repetition_penalty) == (2, 1.5)
     assert dict(sampling.logit_bias) == {7: -1}
     assert "It is sunny." in sampling.structured_output.structural_tag, "behind the reasoning"
+
+
+async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
+    async with talking(talking_model, THOUGHT) as (_, client, _script):
+        reply = await client.responses.create(**asked(tools=TOOLS, extra_body={"stop": ["Malmö", '"']}))
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert json.loads(reply.output[2].arguments) == {"city": "Malmö 🙂"}

@@ -176,6 +176,6 @@ async def test_conversations_in_harmonys_own_form_are_refused(talking_model: Pat
     ((refused, nothing), _) = await responses(
         talking_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}
     )
-    assert refused["error"]["message"] == f"{name} is not offered by this server; send items of input"
+    assert f"{name} is not offered by this server" in refused["error"]["message"]
     assert refused["error"]["param"] == name
     assert nothing["status"] == "completed"
