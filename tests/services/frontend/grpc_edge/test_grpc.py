@@ -199,11 +199,16 @@ async def test_developer_turns_are_instructions(frontend: Running, script: Scrip
     assert prompt_of(first) == prompt_of(second)
 
 
-async def test_longer_output_than_fits_is_cut(frontend: Running, script: ScriptedScheduler) -> None:
-    request_ = pb.GenerateRequest(text="x", sampling=Sampling(max_tokens=100_000))
-    messages = [m async for m in frontend.inference.Generate(request_)]
+async def test_longer_output_than_fits_is_refused_as_over_http(frontend: Running) -> None:
+    for sampling in (Sampling(max_tokens=100_000), Sampling(max_tokens=512)):
+        refused = await refusal(frontend.inference.Generate(pb.GenerateRequest(text="x", sampling=sampling)))
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "context length is 512 tokens" in (refused.details() or "")
+
+
+async def test_without_a_length_the_output_may_be_as_long_as_fits(frontend: Running, script: ScriptedScheduler) -> None:
+    assert [m async for m in frontend.inference.Generate(pb.GenerateRequest(text="x"))]
     assert script.submissions[-1].sampling.max_tokens == 511
-    assert messages[-1].finish_reason == finish_pb2.FINISH_REASON_STOP
 
 
 async def test_tokenize_detokenize_and_models(frontend: Running) -> None:
