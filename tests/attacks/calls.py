@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -101,4 +102,12 @@ class Rpc:
             return "OK"
 
 
-Call = Post | Rpc
+class Call(Protocol):
+    """A call of any kind."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    async def send(self, target: Target) -> str:
+        """Returns how it ended, in a few words."""
+        ...
