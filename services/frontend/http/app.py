@@ -18,6 +18,7 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
+from services.frontend.http import examples
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
 from services.frontend.http.door import HttpDoor
@@ -78,10 +79,11 @@ def build(
     metrics: FrontendMetrics,
     load: Load,
     sse_keepalive_s: float,
+    model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
-    """`operator` raises QuireError unless operators' key is among the headers; `web`: what
-    takes the calls of browsers' gRPC before the rest."""
+    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
+    document; `web`: what takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -101,6 +103,7 @@ def build(
     operated = OperatorGuard(door, operator, refusal)
     bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
+    examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
