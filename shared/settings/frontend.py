@@ -114,6 +114,11 @@ class FrontendSettings(Settings):
     cors_origins: tuple[str, ...] = Field(
         (), description="origins whose pages browsers may let call this server; *: all; empty: none"
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names that clients may reach this server by (the Host header), besides localhost and its own "
+        "address; *: any. Without it any name is taken, but for a server on loopback without API keys",
+    )
     root_path: str = Field(
         "",
         pattern=r"^((/[A-Za-z0-9._~-]+)+)?$",

@@ -60,7 +60,8 @@ class Post:
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         length = b"transfer-encoding: chunked" if self.chunked else b"content-length: %d" % len(self.body)
-        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: {self.content_type}\r\nconnection: close\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: {self.content_type}\r\n"
         if self.json_bytes is not None:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
         writer.write(head.encode() + length + b"\r\n\r\n")

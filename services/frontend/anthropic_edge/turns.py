@@ -117,6 +117,4 @@ def _readable(block: Block) -> Block:
 
 
 def _not_offered(block: Block, place: str) -> Unimplemented:
-    return Unimplemented(
-        f"{place}: blocks of type {block.get('type')!r:.64} are not offered by this server", field=_field(place)
-    )
+    return conversation.unreadable(f"{place}: blocks", block.get("type"), _field(place))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -20,12 +19,16 @@ from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
 from services.frontend.http import examples
 from services.frontend.http.call_scope import CallScope
+from services.frontend.http.cors import Cors
+from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
 from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
 from services.frontend.http.door import HttpDoor
-from services.frontend.http.headers import REQUEST_ID, Headers
+from services.frontend.http.headers import Headers
 from services.frontend.http.load_header import Load, LoadHeader
-from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
+from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, PageGuard
+from services.frontend.http.options import EveryPath
 from services.frontend.http.own_paths import OwnPaths, as_own
+from services.frontend.http.page_rules import PageRules
 from services.frontend.http.protocol import Entrance
 from services.frontend.http.router import Router, methods
 from services.frontend.kserve_edge import routes as kserve_routes
@@ -70,10 +73,11 @@ def build(
     access: Access,
     operator: Callable[[Headers], None],
     open_paths: Iterable[str],
-    cors_origins: Sequence[str],
+    rules: PageRules,
     root_path: str,
     max_request_bytes: int,
     max_file_bytes: int,
+    decoders: BodyDecoders,
     admission: CallAdmission,
     calls: Calls,
     metrics: FrontendMetrics,
@@ -101,22 +105,18 @@ def build(
     document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
     door = HttpDoor(app, admission, calls, metrics, refusal)
     operated = OperatorGuard(door, operator, refusal)
-    bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
+    of_paths = {offline.FILES: max_file_bytes}
+    bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
     examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
-    guarded = OtherPages(guarded, cors_origins, refusal)
+    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), _status_refusal)
+    guarded = PageGuard(guarded, rules, refusal)
     guarded = web(CallScope(guarded, calls, metrics, refusal, sse_keepalive_s))
-    if cors_origins:
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after", "grpc-status", "grpc-message", "grpc-status-details-bin"),
-        )
+    if rules.origins:
+        guarded = Cors(guarded, rules)
     return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
 
 
@@ -124,6 +124,11 @@ def refusal(path: str, error: QuireError) -> Response:
     """As the clients of `path` read it."""
     words = _words_of(path)
     return words.of_error(error) if words else errors.as_response(error)
+
+
+def _status_refusal(path: str, status: HTTPStatus, detail: str) -> Response:
+    words = _words_of(path)
+    return words.of_status(status, detail) if words else errors.plain_response(status, detail)
 
 
 def _words_of(path: str) -> ApiWords | None:

@@ -33,6 +33,7 @@ STATUSES: Mapping[str, str] = {
     "408": "The call came too slowly",
     "409": "Something that is there is in the way: an id in use, a stream of the other port",
     "413": "The body is too large",
+    "415": "The body's encoding (Content-Encoding) is not one of those that are accepted",
     "429": "Full, or over the key's rate; Retry-After says when to come back",
     "431": "The headers are too large",
     "500": "A fault of the server",

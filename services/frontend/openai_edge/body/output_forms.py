@@ -11,13 +11,14 @@ from services.frontend.http.ranges import exactly_one
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 
+TAG = ("format", "structures", "triggers")  # fields of a structural tag
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class JsonSchemaFormat(BaseModel):
     """response_format.json_schema; name, description and strict change nothing: every schema is kept to."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     name: str = ""
     description: str | None = None
@@ -28,16 +29,28 @@ class JsonSchemaFormat(BaseModel):
 class ResponseFormat(BaseModel):
     """OpenAI's field, and vLLM's structural tags."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(
+        None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
+    )
+    format: Any = Field(None, description="of a structural_tag")
+    structures: Any = Field(None, description="of a structural_tag, in its older form")
+    triggers: Any = Field(None, description="of a structural_tag, in its older form")
+
+    @property
+    def asked_schema(self) -> dict[str, Any] | bool | None:
+        """The schema, wherever it stands."""
+        nested = None if self.json_schema is None else self.json_schema.schema_
+        return self.schema_ if nested is None else nested
 
 
 class StructuredOutputsBody(BaseModel):
     """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one(*CONSTRAINTS))
+    model_config = ConfigDict(extra="allow", populate_by_name=True, json_schema_extra=exactly_one(*CONSTRAINTS))
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     regex: str | None = None
@@ -64,22 +77,18 @@ def constraint(response_format: ResponseFormat | None, outputs: StructuredOutput
 
 
 def _of_response_format(asked: ResponseFormat) -> pb.StructuredOutput | None:
-    if asked.type != "structural_tag" and asked.model_extra:
-        name = next(iter(asked.model_extra))
-        raise InvalidArgument(
-            f"Unrecognized request argument supplied: response_format.{name}", field="response_format"
-        )
+    schema = asked.asked_schema
     match asked.type:
-        case "json_object":
+        case "json_object" if schema in (None, {}):
             return pb.StructuredOutput(json_object=True)
-        case "json_schema":
-            if asked.json_schema is None or asked.json_schema.schema_ is None:
+        case "json_object" | "json_schema":
+            if schema is None:
                 text = "response_format of type json_schema needs json_schema.schema"
                 raise InvalidArgument(text, field="response_format")
-            return pb.StructuredOutput(json_schema=json.dumps(asked.json_schema.schema_))
+            return pb.StructuredOutput(json_schema=json.dumps(schema))
         case "structural_tag":
-            tag = {"type": asked.type, **(asked.model_extra or {})}
-            return pb.StructuredOutput(structural_tag=json.dumps(tag))
+            given = {name: value for name in TAG if (value := getattr(asked, name)) is not None}
+            return pb.StructuredOutput(structural_tag=json.dumps({"type": asked.type, **given}))
     return None
 
 

@@ -9,8 +9,9 @@ from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
 from services.frontend.openai_edge.body.said import ROLES
 from services.frontend.request import conversation
 from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument
 
+BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
 REASONING = ("reasoning", "reasoning_content", "thinking")
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
@@ -41,15 +42,22 @@ def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
+    goes_on = body.continue_final_message or _is_begun(messages)
     return ChatPrompt(
         [read_message(message) for message in messages],
-        open_turn=body.add_generation_prompt and not body.continue_final_message,
-        continue_last=body.continue_final_message,
+        open_turn=body.add_generation_prompt and not goes_on,
+        continue_last=goes_on,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
         tools=tools,
         template=body.chat_template or "",
     )
+
+
+def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether the last message says itself that it is the beginning of the answer."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and any(last.get(name) is True for name in BEGINNING)
 
 
 def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,7 +103,7 @@ def _part(part: Any) -> str:
         return str(part[key])
     if key is not None:
         raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {key!r}", field="messages")
-    raise Unimplemented(f"messages: content of type {kind!r:.64} is not offered by this server", field="messages")
+    raise conversation.unreadable("messages: parts", kind, "messages")
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:

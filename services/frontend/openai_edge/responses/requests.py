@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
+from services.frontend.openai_edge.body import thinking
 from services.frontend.openai_edge.body.logit_bias import logit_bias
 from services.frontend.openai_edge.body.logits_processors import logits_processors
 from services.frontend.openai_edge.body.output_forms import JsonSchemaFormat, ResponseFormat, constraint
@@ -68,7 +69,11 @@ def responses_request(
 
 
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
-    return reasoning.variables(body.reasoning.effort if body.reasoning is not None else None)
+    return {
+        **reasoning.variables(body.reasoning.effort if body.reasoning is not None else None),
+        **thinking.of_thinking(body.thinking),
+        **thinking.switch(body.enable_thinking),
+    }
 
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def _form(body: ResponsesBody) -> ResponseFormat | None:
         return None
     inner = {name: value for name, value in given.items() if name != "type"}
     try:
-        if given.get("type") == "json_schema":
+        if given.get("type") == "json_schema" and "json_schema" not in given:
             return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(**inner))
         return ResponseFormat(**given)
     except ValidationError as error:

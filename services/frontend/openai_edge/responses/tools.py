@@ -28,6 +28,16 @@ def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOf
     return chat_tools.read(nested, _nested_choice(choice), parallel=parallel)
 
 
+def echoed(tools: Sequence[Json] | None) -> list[Json]:
+    """Returns the tools as a response repeats them: a function with all four of its fields."""
+    return [
+        {"description": None, "parameters": None, **tool, "strict": bool(tool.get("strict"))}
+        if tool.get("type") == "function"
+        else tool
+        for tool in tools or ()
+    ]
+
+
 def namespaces(tools: Sequence[Json] | None) -> Mapping[str, tuple[str, str]]:
     """Returns by the name that the model sees: the namespace of a function and its name there."""
     return {

@@ -148,4 +148,4 @@ def _part(part: Any, place: str) -> str:
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is not None and isinstance(part.get(key), str):
         return str(part[key])
-    raise Unimplemented(f"{place}: parts of type {kind!r:.64} are not offered by this server", field="input")
+    raise conversation.unreadable(f"{place}: parts", kind, "input")

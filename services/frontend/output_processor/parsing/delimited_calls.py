@@ -29,20 +29,20 @@ def blocks(
     scan: Scanner,
     writer: EventWriter,
     *,
-    block: str,
+    starts: tuple[str, ...],
     call: str,
-    end: str,
+    ends: tuple[str, ...],
     calls: Callable[[Scanner, EventWriter], Steps[None]],
 ) -> Steps[None]:
     """Text with blocks of calls in it; models leave out what begins a block. `calls` reads behind the first `call`."""
-    starts = Markers(block, call)
-    while begin := (yield from scan.until(starts, writer.content)):
+    markers = Markers(*starts, call)
+    while begin := (yield from scan.until(markers, writer.content)):
         before = writer.num_calls
         try:
             yield from scan.skip_space()
-            if begin == block:
+            if begin != call:
                 yield from scan.expect(call)
             yield from calls(scan, writer)
         except Malformed:
             writer.no_markup()
-        yield from close(scan, writer, (end,), called=writer.num_calls > before)
+        yield from close(scan, writer, ends, called=writer.num_calls > before)

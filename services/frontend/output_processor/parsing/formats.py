@@ -6,11 +6,16 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.output_processor.parsing.json_calls import Keys, blocks
+from services.frontend.output_processor.parsing.call_probe import CallProbe
+from services.frontend.output_processor.parsing.json_calls import IsName, Keys, blocks
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording
 from services.frontend.output_processor.parsing.writer import EventWriter
+
+ReadAnswer = Callable[[Scanner, EventWriter, bool, IsName], Steps[None]]
+"""Reads whole answers, in which reasoning and calls are messages of one stream. The flag: the prompt ends inside of
+reasoning; the names: of tools on offer."""
 
 
 def call_id(_index: int, _name: str) -> str:
@@ -25,18 +30,23 @@ class ToolFormat:
     tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
     new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
     wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
+    starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
+    read_answer: ReadAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """How models of a family set their reasoning apart. What is neither goes on as content, tool calls included."""
 
-    read: Callable[[Scanner, EventWriter, bool], Steps[None]]  # the flag: the prompt ends inside of reasoning
+    read: Callable[
+        [Scanner, EventWriter, bool, CallProbe], Steps[None]
+    ]  # the flag: the prompt ends inside of reasoning
     tokens: tuple[str, ...]
     starts: tuple[str, ...] = ()  # what begins reasoning; a prompt may end with it
     ends: tuple[str, ...] = ()
     after_end: str = ""  # what follows the end in front of the answer
     content_start: str = ""  # what begins the content
+    read_answer: ReadAnswer | None = None  # in place of `read`, where tools are on offer or known to be none
 
 
 def json_blocks(start: str, *ends: str, keys: Keys | None = None, wording: Wording | None = None) -> ToolFormat:
@@ -47,4 +57,4 @@ def json_blocks(start: str, *ends: str, keys: Keys | None = None, wording: Wordi
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
         yield from blocks(scan, writer, markers, ends, keys)
 
-    return ToolFormat(read, (start, *ends), wordings=() if wording is None else (wording,))
+    return ToolFormat(read, (start, *ends), wordings=() if wording is None else (wording,), starts=(start,))

@@ -79,6 +79,11 @@ class Scanner:
         """No more comes."""
         self._ended = True
 
+    @property
+    def begins(self) -> bool:
+        """Whether nothing has been handed out or settled yet."""
+        return not self.settled
+
     def settle(self) -> None:
         self.settled = self.at
 

@@ -45,15 +45,18 @@ class Tags:
     def __post_init__(self) -> None:
         padding = one_newline if self.on_lines else no_padding
         object.__setattr__(self, "ends", Markers(self.parameter_end, padding=padding))
-        starts = (self.block, self.function) if self.bare_functions else (self.block,)
-        object.__setattr__(self, "starts", Markers(*starts))
+        object.__setattr__(self, "starts", Markers(*self.opening))
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        return (self.block, self.function) if self.bare_functions else (self.block,)
 
 
 def tagged(tags: Tags, *tokens: str) -> ToolFormat:
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(tags, scan, writer, schemas).run()
 
-    return ToolFormat(read, tokens, wordings=(_wording(tags),))
+    return ToolFormat(read, tokens, wordings=(_wording(tags),), starts=tags.opening)
 
 
 def _wording(tags: Tags) -> Wording:

@@ -47,4 +47,4 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
 
 
 WORDING = Wording(json_arguments("{NAME: ", "}"), before=f"{START}[", between=", ", after=f"]{END}")
-FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,), starts=(START,))

@@ -9,6 +9,7 @@ and V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁s
 """
 
 import re
+from dataclasses import replace
 
 from services.frontend.output_processor.parsing.delimited_calls import arguments, blocks, fence
 from services.frontend.output_processor.parsing.formats import ToolFormat
@@ -26,7 +27,7 @@ NAME = re.compile(r"[^<>\n]+")
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    return blocks(scan, writer, block=BLOCK, call=CALL, end=BLOCK_END, calls=_calls)
+    return blocks(scan, writer, starts=(BLOCK,), call=CALL, ends=(BLOCK_END,), calls=_calls)
 
 
 def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
@@ -54,8 +55,9 @@ def _name(scan: Scanner) -> Steps[str]:
     return (yield from scan.whole(NAME, LONGEST_NAME)).strip()
 
 
+STARTS = (BLOCK, CALL)
 TOKENS = (BLOCK, BLOCK_END, CALL, SEPARATOR, CALL_END)
 FENCED = json_arguments(f"{CALL}{KIND}{SEPARATOR}NAME\n{FENCE}\n", f"\n```{CALL_END}", quote=False)
 BARE = json_arguments(f"{CALL}NAME{SEPARATOR}", CALL_END, quote=False)
-FORMAT = ToolFormat(read, TOKENS, wordings=(Wording(FENCED, before=BLOCK, after=BLOCK_END),))
-V31 = ToolFormat(read, TOKENS, wordings=(Wording(BARE, before=BLOCK, between="", after=BLOCK_END),))
+FORMAT = ToolFormat(read, TOKENS, wordings=(Wording(FENCED, before=BLOCK, after=BLOCK_END),), starts=STARTS)
+V31 = replace(FORMAT, wordings=(Wording(BARE, before=BLOCK, between="", after=BLOCK_END),))

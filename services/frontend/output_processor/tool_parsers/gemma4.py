@@ -119,7 +119,7 @@ def marked(start: str, end: str, delimiter: str) -> ToolFormat:
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(start, end, delimiter, scan, writer).run()
 
-    return ToolFormat(read, (start, end, delimiter))
+    return ToolFormat(read, (start, end, delimiter), starts=(start,))
 
 
 FORMAT = marked("<|tool_call>", "<tool_call|>", '<|"|>')

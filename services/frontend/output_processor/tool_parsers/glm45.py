@@ -68,4 +68,4 @@ TEXTS = ParameterTexts(
     parameter_end=f"{VALUE_END}\n",
 )
 WORDING = Wording(text_parameters(TEXTS))
-FORMAT = ToolFormat(read, (START, END, KEY, KEY_END, VALUE, VALUE_END), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (START, END, KEY, KEY_END, VALUE, VALUE_END), wordings=(WORDING,), starts=(START,))

@@ -16,4 +16,4 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="<|tool_call|>[", between=", ", after="]")
-FORMAT = ToolFormat(read, STARTS, wordings=(WORDING,))
+FORMAT = ToolFormat(read, STARTS, wordings=(WORDING,), starts=STARTS)

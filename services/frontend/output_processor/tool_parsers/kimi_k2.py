@@ -19,14 +19,16 @@ from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+SECTIONS = (SECTION, "<|tool_call_section_begin|>")  # models also write the singular
+SECTION_ENDS = (SECTION_END, "<|tool_call_section_end|>")
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-ENDS = Markers(CALL_END, SECTION_END, CALL)
+ENDS = Markers(CALL_END, *SECTION_ENDS, CALL)
 ID = re.compile(r"[^<>\s]+")
 PREFIX = "functions."
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    return blocks(scan, writer, block=SECTION, call=CALL, end=SECTION_END, calls=_calls)
+    return blocks(scan, writer, starts=SECTIONS, call=CALL, ends=SECTION_ENDS, calls=_calls)
 
 
 def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
@@ -45,7 +47,7 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
             scan.settle()
             yield from scan.skip_space()
             found = yield from scan.try_text(CALL)
-        elif found == SECTION_END:
+        elif found in SECTION_ENDS:
             scan.at -= len(found)
 
 
@@ -59,4 +61,4 @@ def _worded(tool: Tool) -> Json:
 
 
 WORDING = Wording(_worded, before=SECTION, between="", after=SECTION_END)
-FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,))
+FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,), (*SECTIONS, CALL))

@@ -16,4 +16,4 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
         yield from listed(scan, writer, any_name, END)
 
 
-FORMAT = ToolFormat(read, (START, END))
+FORMAT = ToolFormat(read, (START, END), starts=(START,))

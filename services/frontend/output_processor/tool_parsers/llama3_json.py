@@ -30,4 +30,4 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 WORDING = Wording(json_arguments('{"name": NAME, "parameters": ', "}"), between="; ")
-FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,), starts=(TAG,))

@@ -56,4 +56,4 @@ def new_id(_index: int, _name: str) -> str:
 
 NAMED = Wording(json_arguments(f"{START}NAME{ARGUMENTS}", "", quote=False), between="", needs=ARGUMENTS)
 LISTED = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before=f"{START}[", between=", ", after="]")
-FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED))
+FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED), (START,))

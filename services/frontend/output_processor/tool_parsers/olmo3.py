@@ -26,4 +26,4 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
         yield from close(scan, writer, (END,), called=writer.num_calls > before)
 
 
-FORMAT = ToolFormat(read, (START, END))
+FORMAT = ToolFormat(read, (START, END), starts=(START,))

@@ -23,4 +23,4 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
         is_name = any_name
 
 
-FORMAT = ToolFormat(read, (START, END))
+FORMAT = ToolFormat(read, (START, END), starts=(START,))

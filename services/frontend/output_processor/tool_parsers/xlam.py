@@ -28,4 +28,4 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")
-FORMAT = ToolFormat(read, (), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (), wordings=(WORDING,), starts=("<tool_call>",))

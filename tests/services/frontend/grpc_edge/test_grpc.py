@@ -173,7 +173,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
         (pb.ChatRequest(), "messages must hold at least one message"),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="nobody")]),
-            "messages: role must be one of system, user, assistant, tool, got 'nobody'",
+            "messages: role must be one of system, developer, user, assistant, tool, got 'nobody'",
         ),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="user")], chat_template_kwargs="[]"),
@@ -187,6 +187,16 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
 )
 async def test_chat_refusals(frontend: Running, request_: pb.ChatRequest, text: str) -> None:
     assert (await refusal(frontend.inference.Chat(request_))).details() == text
+
+
+async def test_developer_turns_are_instructions(frontend: Running, script: ScriptedScheduler) -> None:
+    """As over HTTP, and read as system turns by a template that knows no others."""
+    for role in ("system", "developer"):
+        turns = [pb.ChatMessage(role=role, content="Be brief."), pb.ChatMessage(role="user", content="hi")]
+        async for _ in frontend.inference.Chat(pb.ChatRequest(messages=turns, sampling=Sampling(max_tokens=2))):
+            pass
+    first, second = script.submissions[-2:]
+    assert prompt_of(first) == prompt_of(second)
 
 
 async def test_longer_output_than_fits_is_refused_as_over_http(frontend: Running) -> None:

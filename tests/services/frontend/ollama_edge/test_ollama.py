@@ -193,3 +193,16 @@ async def test_curl_needs_no_content_type_and_pages_in_browsers_do(talking_model
     assert shown.status_code == 200
     assert refused.status_code == 400
     assert "content-type" in refused.json()["error"]
+
+
+async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
+    asked = {"tools": [WEATHER, CLOCK], "think": True, "options": {"stop": ["Malmö", '"']}}
+    async with serving(talking_model, THOUGHT) as (_, client, _script):
+        whole = await client.chat("talking", ASK, **asked)
+        pieces = [piece async for piece in await client.chat("talking", ASK, **asked, stream=True)]
+    assert (whole.message.thinking, whole.message.content, len(whole.message.tool_calls)) == (
+        "Malmö.",
+        "Let me see.",
+        2,
+    )
+    assert "".join(piece.message.thinking or "" for piece in pieces) == "Malmö."

@@ -163,12 +163,17 @@ async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path)
     assert chunks[-1].usage == reply.usage
 
 
-async def test_stop_strings_end_calls(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS) as (_, client, _script):
-        reply = await client.chat.completions.create(**asked(stop=[" 🙂"]))
-    choice = reply.choices[0]
-    assert (choice.finish_reason, choice.stop_reason) == ("tool_calls", " 🙂")
-    assert choice.message.tool_calls[0].function.arguments == '{"city": "Malmö'
+async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
+    """They count in the content only; clients that send some with every request would lose calls otherwise."""
+    for stop in (" 🙂", '"', "}", "get_weather", "</tool_call>"):
+        async with talking(tools_folder, CALLS) as (_, client, _script):
+            reply = await client.chat.completions.create(**asked(stop=[stop]))
+            parts, _ = await streamed(client, stop=[stop])
+        choice = reply.choices[0]
+        assert (choice.finish_reason, choice.stop_reason, choice.message.content) == ("tool_calls", None, "Let me see.")
+        arguments = [call.function.arguments for call in choice.message.tool_calls]
+        assert list(map(json.loads, arguments)) == [{"city": "Malmö 🙂"}, {}]
+        assert [call[2] for call in parts[0]["calls"]] == arguments
 
 
 @pytest.mark.parametrize(

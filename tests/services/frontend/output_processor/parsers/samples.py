@@ -193,7 +193,7 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         '<|start|>assistant<|channel|>––commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
         [("add", {"a": 1})],
     ),
-    ("openai", "<|channel|>final<|message|>Hi", ["<|channel|>final<|message|>Hi"]),
+    ("openai", "<|channel|>final<|message|>Hi", ["Hi"]),
     (
         "gemma4",
         '<|tool_call>call:add{a:1,b:<|"|>{two}, "2"<|"|>,d:[true,{<|"|>k<|"|>:<|"|>v<|"|>}],e:word}<tool_call|>'
@@ -235,8 +235,8 @@ BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
     ("pythonic", "[" * 500, ["[" * 500]),
     ("pythonic", "[add(a=" + "[" * 500 + ")]", [("add", '{"a": ' + "[" * 65), "[" * 435 + ")]"]),
     ("gemma4", "<|tool_call>call:add{a:", [("add", '{"a": ')]),
-    ("openai", "<|channel|>commentary to=functions.add", ["<|channel|>commentary to=functions.add"]),
-    ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["<|channel|>" + "word " * 200 + "<|message|>x"]),
+    ("openai", "<|channel|>commentary to=functions.add", []),
+    ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["word " * 199 + "wordx"]),
 )
 
 
