@@ -21,8 +21,7 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-FILES = {f"/console/{path.name}": path for path in STATIC.iterdir() if path.suffix != ".html"}
-OPEN = ("/", *FILES)  # as anybody can read them in the source; what they show, they ask with the visitor's key
+FILES = {f"/console/{path.name}": path for path in STATIC.iterdir() if path.name != "index.html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -36,6 +35,8 @@ HEADERS = {
 }
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
+# As anybody can read them in the source; what they show, they ask with the visitor's key.
+OPEN = ("/", *FILES, *(f"/console/{name}" for name in SWAGGER))
 KEEP_S = 0.5  # a look at the cluster serves whoever asks within
 PRIVATE = ("pid", "address", "oldest_calls")  # of a service: for its operators only
 
@@ -61,7 +62,8 @@ class ConsoleRoutes:
         self.router.add_api_route("/docs", self.docs, methods=["GET"])
         for name in SWAGGER:
             if self._swagger is not None:
-                self.router.add_api_route(f"/docs/{name}", _file(self._swagger / name), methods=["GET"])
+                for folder in ("/docs", "/console"):
+                    self.router.add_api_route(f"{folder}/{name}", _file(self._swagger / name), methods=["GET"])
 
     async def page(self) -> Response:
         return _answer(STATIC / "index.html")

@@ -17,6 +17,7 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
+from services.frontend.http import examples
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.cors import Cors
 from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
@@ -88,10 +89,11 @@ def build(
     metrics: FrontendMetrics,
     load: Load,
     sse_keepalive_s: float,
+    model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
-    """`operator` raises QuireError unless operators' key is among the headers; `web`: what
-    takes the calls of browsers' gRPC before the rest."""
+    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
+    document; `web`: what takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -111,6 +113,7 @@ def build(
     of_paths = {offline.FILES: max_file_bytes}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
+    examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
