@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class AnswerParser:
         wants_reasoning: bool,
         probe: CallProbe | None = None,
         reasoning_ends: tuple[str, ...] = (),
-        hidden: re.Pattern[str] | None = None,
+        hidden: Markers | None = None,
     ) -> None:
         """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
         whose find one of `reasoning_ends` may follow that ends nothing; `hidden`: special tokens, which are no
@@ -78,7 +77,7 @@ class AnswerParser:
         self._probe = probe
         self._ends = reasoning_ends
         self._filter: ContentFilter | None = None
-        self._hidden = hidden
+        self._hidden = None if hidden is None else ContentFilter(hidden)
         self._num_calls = 0
         self.has_reasoned = False
 
@@ -95,7 +94,10 @@ class AnswerParser:
             events += self._filtered(self._tools.finish())
         if self._filter is not None:
             events += self._filter.finish()
-        return self._parts(events)
+        parts = self._parts(events)
+        for event in [] if self._hidden is None else self._hidden.finish():
+            self._add(parts, event)
+        return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
         found: list[Event] = []
@@ -114,7 +116,7 @@ class AnswerParser:
 
     def _parts(self, events: list[Event]) -> list[Part]:
         parts: list[Part] = []
-        for event in events:
+        for event in events if self._hidden is None else self._hidden.push(events):
             self._add(parts, event)
         return parts
 
@@ -131,11 +133,8 @@ class AnswerParser:
                 parts.append(piece)
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
-        elif self._wants(event):
-            if self._hidden is not None and isinstance(event, Content):
-                event = Content(self._hidden.sub("", event.text))
-            if event.text:
-                add_part(parts, event)
+        elif event.text and self._wants(event):
+            add_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
         if self._most_calls is None or self._num_calls <= self._most_calls:

@@ -19,11 +19,17 @@ IsName = Callable[[str], bool]
 
 
 def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Arguments without a name have those of the tool's parameters, in order."""
+    """It is a call from its bracket on."""
     name = yield from scan.whole(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     if not is_name(name):
         raise Malformed
+    yield from arguments(scan, writer, schemas, name)
+
+
+def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
+    """Those of a call of `name`, from behind the bracket on. The ones without a name have those of the tool's
+    parameters, in order."""
     out = writer.start(name)
     out.begin("{")
     unnamed = iter(schemas.parameters(name))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.frontend.output_processor.parsing.scanner import Scanner
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner
 
 NO_ARGUMENTS = "{}"
 
@@ -15,9 +17,11 @@ class EventWriter:
     """Whatever is written settles what was read so far. A call is announced with the first value of its arguments, or
     when it ends without any; before that its text may still become content."""
 
-    __slots__ = ("_call", "_events", "_kind", "_pending", "_scan", "_texts", "num_calls")
+    __slots__ = ("_call", "_events", "_is_tool", "_kind", "_pending", "_scan", "_texts", "num_calls")
 
-    def __init__(self, scan: Scanner) -> None:
+    def __init__(self, scan: Scanner, is_tool: Callable[[str], bool] = bool) -> None:
+        """`is_tool`: whether a call of that name may be announced."""
+        self._is_tool = is_tool
         self._scan = scan
         self._events: list[Event] = []
         self._kind: Text = Content  # of what is in _texts
@@ -36,8 +40,12 @@ class EventWriter:
         self._add(Reasoning, text)
 
     def start(self, name: str, call_id: str = "") -> ArgumentsJson:
-        """Names go to clients as UTF-8, in which half of a surrogate pair cannot be written."""
+        """Malformed if no tool of that name is on offer. Names go to clients as UTF-8, in which half of a surrogate
+        pair cannot be written."""
         self.break_call()
+        name = name.strip()
+        if not self._is_tool(name):
+            raise Malformed
         self._pending = CallStart(name.encode("utf-8", "replace").decode(), call_id)
         self._call = ArgumentsJson(self.arguments)
         return self._call

@@ -70,7 +70,31 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ),
     ("llama3_json", ' {"name": "Bob", "parameters": {"a": 1}}', [' {"name": "Bob", "parameters": {"a": 1}}']),
     ("llama3_json", '{"answer": {"name": "add"}} is JSON', ['{"answer": {"name": "add"}} is JSON']),
-    ("llama3_json", "<|python_tag|>print(1)", ["<|python_tag|>print(1)"]),
+    ("llama3_json", "<|python_tag|>print(1)", ["print(1)"]),
+    (  # as vllm's llama3_json finds the first bracket
+        "llama3_json",
+        'Sure, calling it:\n{"name": "add", "parameters": {"a": 1}}',
+        ["Sure, calling it:", ("add", {"a": 1})],
+    ),
+    (
+        "llama3_json",
+        'A set {1, 2}, an object {"name": "x", "a": {"name": "add", "parameters": {}}}, then\n'
+        '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
+        [
+            'A set {1, 2}, an object {"name": "x", "a": {"name": "add", "parameters": {}}}, then',
+            ("add", {"a": 1}),
+            ("now", {}),
+        ],
+    ),
+    ("llama3_json", 'int main() { return "a{b}"; }', ['int main() { return "a{b}"; }']),
+    ("llama3_json", '{"a": 1} or {"a": "\n', ['{"a": 1} or {"a": "\n']),
+    (  # the built-in tools of Llama 3.1's template
+        "llama3_json",
+        '<|python_tag|>add.call(a=1, b="x")',
+        [("add", {"a": 1, "b": "x"})],
+    ),
+    ("llama3_json", "I look.<|python_tag|>now.call()", ["I look.", ("now", {})]),
+    ("llama3_json", "<|python_tag|>other.call(a=1)", ["other.call(a=1)"]),
     ("llama4_json", '{"name": "now", "parameters": {}}', [("now", {})]),
     ("xlam", '[{"name": "add", "arguments": {"a": 1}}]', [("add", {"a": 1})]),
     ("xlam", '```json\n[{"name": "add", "arguments": {"a": 1}}]\n```', [("add", {"a": 1})]),
