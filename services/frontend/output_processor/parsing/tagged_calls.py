@@ -49,7 +49,7 @@ class Tags:
     parameter_end: str
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
-    bare_functions: bool = False  # the block's tag is sometimes missing
+    bare_functions: bool = False  # a block for each
     value_ends: Markers = field(init=False)
     markup: CallMarkup = field(init=False)
 
@@ -57,9 +57,9 @@ class Tags:
         padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
         ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
         object.__setattr__(self, "value_ends", ends)
-        starts = (self.block, self.function) if self.bare_functions else (self.block,)
-        inner = tuple(text for text in (self.function, *self.fillers) if text not in starts)
-        markup = CallMarkup(starts, (self.block_end,), inner, (self.parameter_end, self.function_end), self._scraps())
+        starts = (self.block, self.function)  # the block's tag is sometimes missing or misspelled
+        inner_ends = (self.parameter_end, self.function_end)
+        markup = CallMarkup(starts, (self.block_end,), self.fillers, inner_ends, (self.parameter,), self._scraps())
         object.__setattr__(self, "markup", markup)
 
     def _scraps(self) -> re.Pattern[str]:
