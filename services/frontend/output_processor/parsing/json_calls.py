@@ -78,7 +78,7 @@ class _Call:
                 raise Malformed
         elif key in self._keys.arguments and not self._started and not self._early:
             yield from self._arguments()
-        elif key == self._keys.id and (yield from self._scan.peek()) == '"':
+        elif key == self._keys.id and (yield from self._scan.comes(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
         else:
             yield from json_repair.value(self._scan, ArgumentsJson(_nowhere))
@@ -88,7 +88,7 @@ class _Call:
         first = yield from self._scan.peek()
         if first == "{":
             yield from json_repair.value(self._scan, self._out())
-        elif first == '"':
+        elif first in json_text.PLAIN:
             pushed = json_repair.PushedJson(self._out())
             yield from json_text.string(self._scan, pushed.push)
             pushed.end()

@@ -12,13 +12,12 @@ import re
 
 from services.frontend.output_processor.parsing import json_text
 from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from services.frontend.output_processor.parsing.json_text import CONTROL, quoted
-from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from services.frontend.output_processor.parsing.json_text import CONTROL, PLAIN, quoted
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
 GAP = re.compile(r"[ \t\r\n,]+")
 WORD = re.compile(r"[\w+.\-$]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 MEMBER = re.compile(  # a whole one in which nothing is to be repaired
     rf'"([^"\\\x00-\x1f]*)"\s*:\s*("[^"\\\x00-\x1f]*"|{NUMBER.pattern}|true|false|null)(?=\s*[,}}\]])'
 )
@@ -110,7 +109,7 @@ def number(word: str) -> int | float:
         return float(word)
 
 
-def _string(scan: Scanner, quote: str, sink: json_text.Sink, *, before: str) -> Steps[None]:
+def _string(scan: Scanner, quote: str, sink: Sink, *, before: str) -> Steps[None]:
     """A string as it is written, without its quotation marks. One that stands in front of a word is part of it."""
     scan.at += 1
     plain = PLAIN[quote]
@@ -212,7 +211,7 @@ class PushedJson:
     def _read(self) -> Steps[None]:
         try:
             yield from self._scan.skip_space()
-            if (yield from self._scan.peek()) == '"':
+            if (yield from self._scan.comes(*PLAIN)):
                 yield from self._in_string()
             elif (yield from self._scan.comes("{")):
                 yield from value(self._scan, self._out)

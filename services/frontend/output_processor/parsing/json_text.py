@@ -7,7 +7,7 @@ import re
 
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
-PLAIN = re.compile(r'[^"\\]+')  # inside a string
+PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}  # inside a string
 CONTROL = re.compile(r"[\x00-\x1f]")
 ESCAPED = frozenset('"\\/bfnrtu')  # what may follow a backslash
 
@@ -18,16 +18,16 @@ def quoted(text: str) -> str:
 
 
 def string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """A string, decoded."""
-    yield from scan.expect('"')
+    """A string, decoded; Python's quotation marks will do."""
+    quote = yield from scan.expect(*PLAIN)
     while True:
         character = yield from scan.peek()
-        if character == '"':
+        if character == quote:
             scan.at += 1
             return
         if character == "\\":
             sink((yield from _escape(scan)))
-        elif plain := scan.ready(PLAIN):
+        elif plain := scan.ready(PLAIN[quote]):
             sink(plain)
         else:
             raise Malformed
@@ -55,6 +55,8 @@ def _escape(scan: Scanner) -> Steps[str]:
 def _one_escape(scan: Scanner) -> Steps[str]:
     scan.at += 1
     kind = yield from scan.next()
+    if kind == "'":
+        return kind
     written = "\\" + kind
     if kind == "u":
         for _ in range(4):

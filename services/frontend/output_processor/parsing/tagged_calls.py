@@ -149,16 +149,22 @@ class _Reading:
             yield from arguments.body()
             yield from self._scan.skip_space()
         while (yield from self._comes_parameter()):
-            yield from self._parameter(arguments)
+            if (yield from self._scan.try_text(self._tags.parameter)):
+                yield from self._parameter(arguments)
+            else:
+                yield from self._named_tag(arguments)
             yield from self._scan.skip_space()
         arguments.end()
         self._writer.end_call()
 
     def _comes_parameter(self) -> Steps[bool]:
-        found = yield from self._scan.expect(self._tags.parameter, self._tags.function_end, self._tags.block_end)
-        if found == self._tags.block_end:
-            self._scan.at -= len(found)
-        return found == self._tags.parameter
+        """False at the end, the function's of which is read."""
+        found = yield from self._scan.try_text(self._tags.function_end)
+        if found or (yield from self._scan.comes(self._tags.block_end)):
+            return False
+        if not (yield from self._scan.comes("<")):
+            raise Malformed
+        return True
 
     def _parameter(self, arguments: TypedArguments) -> Steps[None]:
         key = yield from self._name()
@@ -168,6 +174,18 @@ class _Reading:
         found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
         if found != self._tags.parameter_end:
             self._scan.at -= len(found)
+
+    def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
+        """A parameter that stands in a tag of its name."""
+        yield from self._scan.expect("<")
+        name = yield from self._name()
+        yield from self._scan.expect(">")
+        if not arguments.may_begin(name):
+            raise Malformed
+        padding = one_newline if self._tags.on_lines else no_padding
+        if self._tags.on_lines:
+            yield from self._scan.try_text("\n")
+        yield from arguments.parameter(name, None, Markers(f"</{name}>", padding=padding))
 
     def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
         """A value's end is sometimes missing, or part of the value: what follows the marker decides."""

@@ -34,9 +34,11 @@ class TypedArguments:
         """All arguments as one JSON object."""
         yield from json_repair.value(self._scan, self._out)
 
-    def parameter(self, name: str, types: frozenset[str] | None, markers: Markers, ends_here: EndsHere) -> Steps[str]:
+    def parameter(
+        self, name: str, types: frozenset[str] | None, markers: Markers, ends_here: EndsHere | None = None
+    ) -> Steps[str]:
         """Reads a value up to one of `markers` and returns it; Malformed if the text ends before. Strings go out as
-        they come. `types`: None for those of the schema."""
+        they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
         if self._is_wrapper(name) and (yield from self._scan.comes("{")):
             return (yield from self._wrapped(markers, ends_here))
         if not self.names:
@@ -65,7 +67,7 @@ class TypedArguments:
         is_known = self._function in self._schemas and not self._schemas.declares(self._function, name)
         return name in WRAPPERS and is_known and not self.names and not self._out.has_begun
 
-    def _wrapped(self, markers: Markers, ends_here: EndsHere) -> Steps[str]:
+    def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
         pushed = json_repair.PushedJson(self._out)
         found = yield from self._text(markers, ends_here, pushed.push)
         pushed.end()
@@ -73,10 +75,10 @@ class TypedArguments:
             raise Malformed
         return found
 
-    def _text(self, markers: Markers, ends_here: EndsHere, sink: Sink) -> Steps[str]:
+    def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
         while found := (yield from self._scan.until(markers, sink)):
             begin = self._scan.at
-            is_end = yield from ends_here(found)
+            is_end = ends_here is None or (yield from ends_here(found))
             self._scan.at = begin
             if is_end:
                 return found

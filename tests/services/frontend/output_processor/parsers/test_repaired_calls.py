@@ -105,7 +105,11 @@ REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
     ("qwen3_coder", qwen('{"path": "/x", "content": "hello"}'), [HELLO]),
     ("glm45", '<tool_call>read\n{"path": "/x"}\n</tool_call>', [X]),
     ("glm45", "<tool_call>read\n<arg_key>path</arg_key>\n/x\n</tool_call>", [X]),
-    ("qwen3_coder", qwen("<path>/x</path>"), ["\n\n<path>/x</path>"]),
+    # and tags of the parameters' names
+    ("qwen3_coder", qwen("<path>/x</path>\n<content>\nhello\n</content>"), [HELLO]),
+    ("minimax_m2", '<minimax:tool_call><invoke name="read"><path>/x</path></invoke></minimax:tool_call>', [X]),
+    ("deepseek_v32", dsml("<path>/x</path>"), [X]),
+    ("qwen3_coder", qwen("<b>/x</b>"), ["\n\n<b>/x</b>"]),
     ("pythonic", '[write("/x", content="hello")]', [HELLO]),
     ("pythonic", '[write("/x", "hello", 7)]', [("write", {"path": "/x", "content": "hello", "mode": 7})]),
     # vllm PR 32146: an id of Kimi's in front of a whole call
@@ -114,6 +118,8 @@ REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
     ("kimi_k2", kimi("functions.fly:0", '{"a": 1}'), [("fly", {"a": 1}, "functions.fly:0")]),
     ("kimi_k2", kimi("call_1", '{"path": "/x"}'), ['call_1{"path": "/x"}']),
     # JSON that is none
+    ("hermes", "<tool_call>{'name': 'read', 'arguments': {'path': '/x'}}</tool_call>", [X]),
+    ("hermes", "<tool_call>{'name': 'read', 'arguments': '{\"path\": \"/x\"}', 'id': 'a\\'b'}</tool_call>", [X]),
     ("hermes", hermes("{'path': '/x', 'content': 'hello'}"), [HELLO]),
     ("hermes", hermes('{"path": "/x", "content": "hello",}'), [HELLO]),
     ("hermes", hermes('{path: "/x" "content": hello'), [HELLO]),
