@@ -60,7 +60,8 @@ class AnswerFormats:
             )
         if use.choice == AUTO and self._tools is None:
             raise InvalidArgument(
-                "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
+                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of "
+                + ", ".join(sorted(registry.TOOL_PARSERS)),
                 field="tools",
             )
         if use.choice != AUTO and request.sampling.structured_output is not None:
