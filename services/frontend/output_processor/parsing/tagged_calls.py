@@ -176,12 +176,18 @@ class _Reading:
             self._scan.at -= len(found)
 
     def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
-        """A parameter that stands in a tag of its name."""
-        yield from self._scan.expect("<")
-        name = yield from self._name()
-        yield from self._scan.expect(">")
-        if not arguments.may_begin(name):
-            raise Malformed
+        """A parameter that stands in a tag of its name; any other tag that is whole is left unread."""
+        begin = self._scan.at
+        try:
+            yield from self._scan.expect("<")
+            name = yield from self._name()
+            yield from self._scan.expect(">")
+            if not arguments.may_begin(name):
+                raise Malformed
+        except Malformed:
+            if (yield from self._scan.peek()):
+                self._scan.at = begin
+            raise
         padding = one_newline if self._tags.on_lines else no_padding
         if self._tags.on_lines:
             yield from self._scan.try_text("\n")
