@@ -34,11 +34,11 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | bool | None = Field(
-        None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
+        default=None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
     )
-    format: Any = Field(None, description="of a structural_tag")
-    structures: Any = Field(None, description="of a structural_tag, in its older form")
-    triggers: Any = Field(None, description="of a structural_tag, in its older form")
+    format: Any = Field(default=None, description="of a structural_tag")
+    structures: Any = Field(default=None, description="of a structural_tag, in its older form")
+    triggers: Any = Field(default=None, description="of a structural_tag, in its older form")
 
     @property
     def asked_schema(self) -> dict[str, Any] | bool | None:

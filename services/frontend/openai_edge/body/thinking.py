@@ -31,10 +31,10 @@ class ReasoningOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     effort: ReasoningEffort | None = None
-    max_tokens: int | None = Field(None, description="a budget, of models that reason")
+    max_tokens: int | None = Field(default=None, description="a budget, of models that reason")
     enabled: bool | None = None
     exclude: bool = Field(default=False, description="the answer comes without its reasoning")
-    summary: str | None = Field(None, description="accepted: the reasoning itself comes")
+    summary: str | None = Field(default=None, description="accepted: the reasoning itself comes")
 
 
 def _thinking(value: Any) -> Any:
@@ -88,10 +88,9 @@ def budget(body: ChatOptions, *, has_marks: bool) -> int | None:
         return body.thinking_token_budget
     if body.thinking is not None and body.thinking.type == "disabled":
         return None
-    thinking, asked = body.thinking, body.reasoning
     given = (
-        thinking and thinking.budget_tokens,
+        None if body.thinking is None else body.thinking.budget_tokens,
         body.thinking_budget,
-        asked and asked.max_tokens,
+        None if body.reasoning is None else body.reasoning.max_tokens,
     )
     return next((tokens for tokens in given if tokens is not None), None)
