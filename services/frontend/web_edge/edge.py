@@ -116,7 +116,7 @@ class WebEdge:
         if error is not None:
             raise error
         if method.name not in NO_WORK:
-            self._admission.check_open(0)
+            self._admission.check_open(0, self._access.tenant_of_metadata(dict(metadata)))
         for name in ENCODINGS:
             if metadata.get(name, "identity") != "identity":
                 raise Unimplemented(f"{name} is {metadata[name][:40]!r}: bodies are not packed", field=name)
