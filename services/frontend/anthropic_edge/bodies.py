@@ -100,6 +100,7 @@ class CountBody(BaseModel):
     tool_choice: dict[str, Any] | None = Field(None, json_schema_extra=TOOL_CHOICE)
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(None, description="older name of output_config.format")
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")

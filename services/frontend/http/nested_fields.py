@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
 from services.frontend.http.unknown_fields import UnknownFields
+
+Path = tuple[Any, int | str] | None
+"""A path before it, and an index or a field; None: the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +26,32 @@ class Shape:
 def check_objects(unknown: UnknownFields, value: Any, shape: Shape, place: str) -> None:
     """Raises InvalidArgument for a field that is refused. `value`: an object, or a list of objects, at `place`. A name
     is counted once, however many of the objects have it."""
-    found = {(id(kind), name): (kind, where, name) for kind, where, name in _unfamiliar(value, shape, place)}
-    for kind, where, name in found.values():
-        unknown.check([name], kind.fields, f"{where}.")
+    found: dict[tuple[int, str], tuple[Shape, Path]] = {}
+    _collect(value, shape, None, found)
+    for (_, name), (kind, path) in sorted(found.items(), key=lambda entry: entry[0][1]):
+        unknown.check([name], kind.fields, f"{place}{_written(path)}.")
 
 
-def _unfamiliar(value: Any, shape: Shape, place: str) -> Iterator[tuple[Shape, str, str]]:
-    """Yields the fields that are not of the shape: the kind of their object, its place, and their name."""
+def _collect(value: Any, shape: Shape, path: Path, found: dict[tuple[int, str], tuple[Shape, Path]]) -> None:
+    """Notes the first place of each name that is not of its shape. Conversations may be long: a path is only linked
+    here, and written when it is needed."""
     if isinstance(value, list):
         for number, entry in enumerate(value):
-            yield from _unfamiliar(entry, shape, f"{place}[{number}]")
-    elif isinstance(value, dict) and not _is_opaque(value, shape):
-        for name in sorted(value.keys() - shape.fields):
-            yield shape, place, name
-        for name in shape.inner.keys() & value.keys():
-            yield from _unfamiliar(value[name], shape.inner[name], f"{place}.{name}")
+            _collect(entry, shape, (path, number), found)
+    elif isinstance(value, dict) and not (shape.opaque and _is_opaque(value, shape)):
+        if not value.keys() <= shape.fields:
+            for name in value.keys() - shape.fields:
+                found.setdefault((id(shape), name), (shape, path))
+        for name, kind in shape.inner.items():
+            if isinstance(inner := value.get(name), list | dict):
+                _collect(inner, kind, (path, name), found)
+
+
+def _written(path: Path) -> str:
+    if path is None:
+        return ""
+    before, step = path
+    return _written(before) + (f"[{step}]" if isinstance(step, int) else f".{step}")
 
 
 def _is_opaque(value: Mapping[str, Any], shape: Shape) -> bool:

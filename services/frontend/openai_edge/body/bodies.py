@@ -207,6 +207,7 @@ class ChatOptions(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_args: dict[str, Any] | None = Field(None, description="Baseten's name of chat_template_kwargs")
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = Field(None, description="the chat template's variable")
     thinking: ThinkingField | None = Field(None, description="on or off, and a budget in tokens")

@@ -9,7 +9,7 @@ CALL = Shape(frozenset({"id", "type", "index", "function", "custom"}), {"functio
 PART = Shape(
     frozenset({
         "type", "text", "refusal", "image_url", "input_audio", "file", "annotations", "cache_control",
-        "prompt_cache_breakpoint",
+        "prompt_cache_breakpoint", "thinking", "reasoning", "signature", "closed",
     }),
 )  # fmt: skip
 MESSAGE = Shape(

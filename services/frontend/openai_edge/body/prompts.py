@@ -13,6 +13,7 @@ from shared.errors import InvalidArgument
 
 BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
 REASONING = ("reasoning", "reasoning_content", "thinking")
+THOUGHTS = ("thinking", "reasoning")  # types of parts
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
 
@@ -65,17 +66,41 @@ def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")
+    thoughts, content = _parted(message.get("content")) if role == "assistant" else ("", message.get("content"))
+    return conversation.message(
+        "tool" if role == "function" else str(role),
+        _content(content),
+        name=message.get("name"),
+        tool_calls=[_tool_call(call) for call in _calls(message)],
+        tool_call_id=message.get("tool_call_id"),
+        reasoning=_reasoning(message) or thoughts,
+    )
+
+
+def _calls(message: Mapping[str, Any]) -> list[Any]:
+    """Returns the calls of a message, also one in the form that tool_calls have replaced."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise InvalidArgument("messages: tool_calls must be a list", field="messages")
-    return conversation.message(
-        str(role),
-        _content(message.get("content")),
-        name=message.get("name"),
-        tool_calls=[_tool_call(call) for call in calls],
-        tool_call_id=message.get("tool_call_id"),
-        reasoning=_reasoning(message),
-    )
+    older = message.get("function_call")
+    return calls or ([{"function": older}] if older is not None else [])
+
+
+def _parted(content: Any) -> tuple[str, Any]:
+    """Returns the reasoning that stands among the parts of a content, as Mistral's clients send it, and the others."""
+    if not isinstance(content, list):
+        return "", content
+    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in THOUGHTS]
+    return "\n".join(map(_thought, thoughts)), [part for part in content if part not in thoughts]
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    text = part.get(str(part["type"])) or part.get("text") or ""
+    if isinstance(text, list):
+        text = "".join(_part(inner) for inner in text)
+    if not isinstance(text, str):
+        raise InvalidArgument(f"messages: content of type {part['type']!r} needs its text", field="messages")
+    return text
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:

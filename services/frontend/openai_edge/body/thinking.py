@@ -31,10 +31,10 @@ class ReasoningOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     effort: ReasoningEffort | None = None
-    max_tokens: int | None = Field(None, description="a budget, of models that reason")
+    max_tokens: int | None = Field(default=None, description="a budget, of models that reason")
     enabled: bool | None = None
     exclude: bool = Field(default=False, description="the answer comes without its reasoning")
-    summary: str | None = Field(None, description="accepted: the reasoning itself comes")
+    summary: str | None = Field(default=None, description="accepted: the reasoning itself comes")
 
 
 def _thinking(value: Any) -> Any:
@@ -69,7 +69,7 @@ def of_thinking(thinking: ThinkingBody | None) -> dict[str, Any]:
 
 def variables(body: ChatOptions) -> Mapping[str, Any]:
     """Returns the variables of the chat template. Where several fields disagree, the later one counts of
-    reasoning_effort, reasoning, think, thinking, enable_thinking."""
+    reasoning_effort, reasoning, think, thinking, enable_thinking, chat_template_args."""
     asked = body.reasoning or ReasoningOptions()
     return {
         **reasoning.variables(body.reasoning_effort or asked.effort),
@@ -77,6 +77,7 @@ def variables(body: ChatOptions) -> Mapping[str, Any]:
         **(reasoning.variables(body.think) if isinstance(body.think, str) else switch(body.think)),
         **of_thinking(body.thinking),
         **switch(body.enable_thinking),
+        **(body.chat_template_args or {}),
     }
 
 
@@ -87,10 +88,9 @@ def budget(body: ChatOptions, *, has_marks: bool) -> int | None:
         return body.thinking_token_budget
     if body.thinking is not None and body.thinking.type == "disabled":
         return None
-    thinking, asked = body.thinking, body.reasoning
     given = (
-        thinking and thinking.budget_tokens,
+        None if body.thinking is None else body.thinking.budget_tokens,
         body.thinking_budget,
-        asked and asked.max_tokens,
+        None if body.reasoning is None else body.reasoning.max_tokens,
     )
     return next((tokens for tokens in given if tokens is not None), None)

@@ -36,8 +36,13 @@ NOT_OFFERED: Mapping[str, Sequence[Any]] = {
     ),
 }
 LOGPROBS = "message.output_text.logprobs"
-# Besides logprobs nothing has to be included: reasoning comes in the clear, and no search is made.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content", "web_search_call.action.sources")
+# Besides logprobs nothing has to be included: reasoning comes in the clear, and of what is included of searches,
+# programs and pictures there is none.
+INCLUDABLE = (
+    LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
+    "web_search_call.results",
+)  # fmt: skip
 
 
 CALLABLE: dict[str, Any] = {

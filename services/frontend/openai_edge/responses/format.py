@@ -19,7 +19,7 @@ from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from services.frontend.openai_edge.responses.tools import echoed, namespaces
+from services.frontend.openai_edge.responses.tools import added, echoed, namespaces
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
@@ -90,7 +90,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._namespaces = namespaces(body.tools)
+        self._namespaces = namespaces([*(body.tools or ()), *added(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts

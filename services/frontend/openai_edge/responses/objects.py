@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.frontend.http.nested_fields import Shape
-from services.frontend.openai_edge.responses.said import UNREADABLE
+from services.frontend.openai_edge.responses.said import FORMS, UNREADABLE
 
 PART = Shape(
     frozenset({
@@ -16,10 +16,11 @@ PART = Shape(
 ITEM = Shape(
     frozenset({
         "type", "role", "content", "id", "status", "phase", "call_id", "name", "namespace", "arguments", "output",
-        "input", "action", "summary", "encrypted_content", "caller", "created_by", "end_turn",
+        "input", "action", "operation", "summary", "encrypted_content", "caller", "created_by", "end_turn", "author",
+        "recipient", "tools", "max_output_length", "environment",
     }),
     {"content": PART, "output": PART, "summary": PART},
-    opaque=frozenset(UNREADABLE),
+    opaque=frozenset((*UNREADABLE, *(f"{kind}_output" for kind in FORMS))),
 )  # fmt: skip
 FUNCTION = Shape(
     frozenset({

@@ -42,6 +42,7 @@ HARMLESS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, said(provider_specific_fields={"refusal": None}), "provider_specific_fields"),
     (CHAT, said(reasoning_details=[{"type": "reasoning.text"}]), "reasoning_details"),
     (CHAT, said(timestamp=1760000000), "timestamp"),
+    (CHAT, said(id=1947269257, opts={"visible": False}), "id"),  # CodeCompanion, vllm#10463
     (CHAT, said(content=[{"type": "text", "text": "hi", "providerOptions": {}}]), OTHER),
     (CHAT, tool(returns={"type": "string"}), OTHER),
     (CHAT, {"messages": [USER], "stream": True, "stream_options": {"include_usage": True, "acme": 1}}, OTHER),

@@ -23,6 +23,7 @@ ON: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"enable_thinking": True}},
     {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
     {"extra_body": {"enable_thinking": True}},
+    {"chat_template_args": {"enable_thinking": True}},  # Baseten, as OpenCode sends it
     {"reasoning": {"effort": "high"}},  # OpenRouter
     {"reasoning": {"enabled": True}},
     {"reasoning": "low"},
