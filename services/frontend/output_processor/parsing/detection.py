@@ -35,6 +35,8 @@ TOOLS: Rows = (
     (("<function_calls>",), "olmo3"),
     (("<arg_key>",), "glm45"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("<TOOLCALL>",), "nemotron_json"),
+    (("<|role_sep|>", "<|message_sep|>"), "gigachat3"),
     (("<tool_calls>",), "jamba"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),

@@ -40,6 +40,8 @@ TEMPLATES = [
     ),
     ("none", "none", "'<|open|>' + tag + '<|sep|>' open_tag('call', [('tool', name)]) open_tag('think')"),  # Kimi K3
     ("none", "deepseek_r1", "'<|im_start|>assistant\\n' + '<think>\\n\\n</think>\\n' xml_tools"),  # SmolLM3
+    ("nemotron_json", "deepseek_r1", "'<TOOLCALL>[' + calls + ']</TOOLCALL>' '<think>\\n'"),
+    ("gigachat3", "none", "role_sep='<|role_sep|>\\n', message_sep='<|message_sep|>\\n\\n' 'function call'"),
     ("lfm2", "none", "'List of tools: <|tool_list_start|>[' + tool | tojson + ']<|tool_list_end|>'"),
     ("openai", "openai_gptoss", '"<|start|>assistant<|channel|>analysis<|message|>"'),
     ("minimax_m2", "deepseek_r1", "<minimax:tool_call> <think>"),

@@ -194,6 +194,7 @@ def dsml(block: str) -> WriteCalls:
 COHERE = objects(
     before="<|START_ACTION|>[\n", between=",\n", after="\n]<|END_ACTION|>", name="tool_name", arguments="parameters"
 )
+NEMOTRON_V2 = objects(before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>")
 GEMMA = marked("<|tool_call>", "<tool_call|>", '<|"|>')
 MINIMAX_M1 = objects(before="<tool_calls>\n", after="\n</tool_calls>")
 HERMES = each("<tool_call>\n", "\n</tool_call>")
@@ -208,6 +209,7 @@ FAMILIES = (
     Family("ernie45", "ernie45", HERMES, (), "<think>\n", "\n</think>\n\n", "<response>\n", "\n</response>\n"),
     Family("functiongemma", "", marked("<start_function_call>", "<end_function_call>", "<escape>"), ()),
     Family("gemma4", "gemma4", GEMMA, (), "<|channel>thought\n", "<channel|>"),
+    Family("gigachat3", "", each("<|function_call|>", ""), ()),
     Family("glm45", "glm45", glm, (), **THINK),
     Family("glm47", "glm47", glm, (), **OPEN),
     Family("granite", "granite", objects(before="<|tool_call|>[", between=", ", after="]"), (),
@@ -230,6 +232,7 @@ FAMILIES = (
     Family("minimax_m2", "minimax_m2", MINIMAX, INVOKE_TAGS, **OPEN),
     Family("mistral", "mistral", mistral, (), "[THINK]", "[/THINK]"),
     Family("mistral", "", objects(before="[TOOL_CALLS][", between=", ", after="]"), ()),
+    Family("nemotron_json", "deepseek_r1", NEMOTRON_V2, (), **OPEN),
     Family("nemotron_v3", "nemotron_v3", QWEN, FUNCTION_TAGS, **OPEN),
     Family("olmo3", "olmo3", python("<function_calls>", "\n", "</function_calls>"), (), **THINK),
     Family("openai", "openai_gptoss", harmony, (), "<|channel|>analysis<|message|>", "<|end|><|start|>assistant",

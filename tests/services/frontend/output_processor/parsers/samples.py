@@ -30,6 +30,13 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ("ernie45", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
     ("granite4", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
     ("qwen3_json", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
+    (
+        "nemotron_json",
+        'So.<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": "{}"}]</TOOLCALL>',
+        ["So.", ("add", {"a": 1}), ("now", {})],
+    ),
+    ("gigachat3", 'So.<|function_call|>{"name": "add", "arguments": {"a": 1}}', ["So.", ("add", {"a": 1})]),
+    ("gigachat3", 'function call<|role_sep|>\n{"name": "now", "arguments": {}}<|message_sep|>\n\n', [("now", {})]),
     ("longcat", '<longcat_tool_call>{"name": "now"}</longcat_tool_call>', [("now", {})]),
     ("jamba", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', [("now", {})]),
     ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', [("now", {})]),

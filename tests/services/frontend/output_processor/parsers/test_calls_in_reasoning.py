@@ -32,6 +32,8 @@ CALLS = {
     "<|tool_calls_section_end|>",
     "lfm2": "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
     "llama3_json": '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
+    "nemotron_json": '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
+    "gigachat3": '<|function_call|>{"name": "add", "arguments": {"a": 1}}',
     "longcat": '<longcat_tool_call>{"name": "add", "arguments": {"a": 1}}</longcat_tool_call>',
     "minimax_m2": '<minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke>'
     "</minimax:tool_call>",

@@ -1,0 +1,21 @@
+"""GigaChat 3.1: <|function_call|>{"name": "add", "arguments": {"a": 1}}, one an answer; 3.0 begins a message instead:
+
+<|message_sep|>
+
+function call<|role_sep|>
+{"name": "add", "arguments": {"a": 1}}
+"""
+
+from dataclasses import replace
+
+from services.frontend.output_processor.parsing.formats import json_blocks
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+
+CALL, ROLE, ROLE_END, MESSAGE_END = "<|function_call|>", "function call", "<|role_sep|>", "<|message_sep|>"
+NEW = Wording(json_arguments(f'{CALL}{{"name": NAME, "arguments": ', "}"), between="", needs=CALL)
+OLD = Wording(json_arguments(f'{ROLE}{ROLE_END}\n{{"name": NAME, "arguments": ', "}"), between=f"{MESSAGE_END}\n\n")
+FORMAT = replace(
+    json_blocks((CALL, f"{ROLE}{ROLE_END}"), MESSAGE_END),
+    tokens=(CALL, ROLE_END, MESSAGE_END),
+    wordings=(NEW, OLD),
+)
