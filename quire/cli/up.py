@@ -195,15 +195,15 @@ def ready_line(cluster: Cluster, *, json: bool) -> str:
     return " ".join(["quire ready", *(f"{kind}={address}" for kind, address in addresses.items())])
 
 
-def _report_as_json(line: str) -> None:
-    """Writes what a cluster reports: processes that ended, do not drain or cannot be started."""
-    logs.say(logs.as_json("quire", line, level="warning"), sys.stderr)
+def report_failure(line: str) -> None:
+    """Writes why a process of the cluster ended, cannot be started or does not drain as a line of a JSON log."""
+    logs.say(logs.as_json("quire", line, level="error"), sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
-    cluster = Cluster(options, report=_report_as_json if json else None)
+    cluster = Cluster(options, report=report_failure if json else None)
     asked: SimpleQueue[None] = SimpleQueue()  # its put() may interrupt its get()
     draining = False
 

@@ -305,6 +305,7 @@ def _frontend(
         "admin_port": options.admin_port if index == 0 else 0,
         "schedulers": tuple(schedulers),
         **_kept_streams(options, redis),
+        **({"health_awaits_worker": True} if options.settings.get("worker", {}).get("lora") else {}),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)

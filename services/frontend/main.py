@@ -21,7 +21,6 @@ from shared.metrics.base import MetricsDocument, MetricsPage
 from shared.metrics.frontend import FrontendMetrics
 from shared.process.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.process.supervision import Tasks, restarted, vital
-from shared.settings.base import LOOPBACK
 from shared.settings.frontend import FrontendSettings
 
 log = logs.logger("frontend")
@@ -35,7 +34,6 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     _check_ports(settings)
-    _warn_of_strangers(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     frontend = Frontend(settings, shutdown)
     frontend.look_ahead()
@@ -44,14 +42,6 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
         await frontend.run()
     finally:
         await frontend.close()
-
-
-def _warn_of_strangers(settings: FrontendSettings) -> None:
-    """Says that whoever reaches the ports may use the model, where other machines reach them and there are no keys."""
-    if settings.host in LOOPBACK or settings.api_key or settings.api_keys or settings.client_tls.is_mutual:
-        return
-    remedy = "api_keys (--api-keys FILE), or client_tls with clients=require"
-    log.warning("other machines may use the model without a key", host=settings.host, remedy=remedy)
 
 
 def _check_ports(settings: FrontendSettings) -> None:
@@ -76,7 +66,9 @@ class Frontend:
         self.door = Door(settings, self.metrics, self.redis.access, self._room)
         self._grpc = GrpcPort(settings, self.door)
         self.core = FrontendCore(settings, self.model, self.door, self.redis, self._grpc.address)
-        self._health = FrontendHealth(self.core.client, shutdown, self._grpc.server)
+        self._health = FrontendHealth(
+            self.core.client, shutdown, self._grpc.server, awaits_worker=settings.health_awaits_worker
+        )
         parts = (self.model, self.door, self.core)
         self._offline = Offline(
             settings, self.door.access, self.door.bodies, self.metrics.batches, lambda: shutdown.requested

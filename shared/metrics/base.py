@@ -40,6 +40,7 @@ CALL_TIMEOUT_S = 10.0  # without a byte of a call to a page of metrics
 LONGEST_CALL_S = 30.0  # with them
 MOST_CALLS = 64  # at once, each in a thread of its own
 
+REDIS_ENTRY_KINDS = ("scheduler", "worker")  # that the registry and the prefix index hold
 MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
 
 

@@ -17,6 +17,7 @@ from shared.metrics.base import (
     MIGRATION_BUCKETS,
     MODEL_LABELS,
     PREEMPTION_BUCKETS,
+    REDIS_ENTRY_KINDS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
     add_process_collectors,
@@ -217,6 +218,12 @@ class FrontendMetrics:
 
     def _add_redis(self) -> None:
         self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
+        malformed = self._counter(
+            "quire_frontend_redis_malformed_entries",
+            "Entries in Redis that could not be read and were skipped, by kind, at each reading",
+            "kind",
+        )
+        self.malformed_entries = {kind: malformed.labels(kind) for kind in REDIS_ENTRY_KINDS}
         lookups = self._counter(
             "quire_frontend_prefix_lookups", "Prompts whose cached prefix was to be looked up", "outcome"
         )

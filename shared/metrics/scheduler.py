@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
+from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, REDIS_ENTRY_KINDS, STEP_BUCKETS
 from shared.metrics.histogram import Histogram
 from shared.metrics.operations import OperationMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -123,6 +123,14 @@ class DirectoryMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.errors = Counter("quire_scheduler_redis_errors", "Failures to reach Redis", registry=registry)
+        self.malformed = Counter(
+            "quire_scheduler_redis_malformed_entries",
+            "Entries in Redis that could not be read and were skipped, by kind, at each reading",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in REDIS_ENTRY_KINDS:
+            self.malformed.labels(kind)
         self.republished = Counter(
             "quire_scheduler_index_republished", "Whole caches of workers published (again)", registry=registry
         )

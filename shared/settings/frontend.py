@@ -77,6 +77,11 @@ class FrontendSettings(Settings):
         description="the same while a scheduler is there and has no worker, where that is longer: where workers are "
         "scaled to none, more than the first one takes to start",
     )
+    health_awaits_worker: bool = Field(
+        False,
+        description="answer /health and grpc.health.v1 with serving only after the first worker has come, so that its "
+        "adapters are listed by then; otherwise a scheduler is enough, where requests wait for a worker",
+    )
     response_store_mb: int = Field(
         64,
         ge=0,

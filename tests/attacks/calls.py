@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -30,6 +31,7 @@ class Post:
     leaves_after_s: float | None = None
     content_type: str = "application/json"
     json_bytes: int | None = None  # of the body, where tensors follow
+    encoding: str = ""  # of the body
 
     @property
     def num_bytes(self) -> int:
@@ -64,6 +66,8 @@ class Post:
         head += f"content-type: {self.content_type}\r\n"
         if self.json_bytes is not None:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
+        if self.encoding:
+            head += f"content-encoding: {self.encoding}\r\n"
         writer.write(head.encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]
@@ -101,4 +105,12 @@ class Rpc:
             return "OK"
 
 
-Call = Post | Rpc
+class Call(Protocol):
+    """A call of any kind."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    async def send(self, target: Target) -> str:
+        """Returns how it ended, in a few words."""
+        ...

@@ -82,6 +82,7 @@ class HttpPort:
             metrics=door.metrics,
             load=self._core.load,
             sse_keepalive_s=settings.sse_keepalive_s,
+            model=self._core.catalogue.name,
             web=lambda face: self._new_web_edge(face, rules),
         )
         self._offline.call(face.inner)

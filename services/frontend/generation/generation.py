@@ -219,7 +219,9 @@ class Generation:
         return deltas
 
     def _count_parts(self, delta: SampleDelta, parser: AnswerParser) -> None:
-        self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
+        self._reasoning[delta.sample].count(
+            delta.token_ids, has_reasoned=parser.has_reasoned, has_called=parser.has_called
+        )
         if delta.finish is not None:
             self._count_calls(has_calls=parser.has_called)
 

@@ -17,10 +17,11 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
+from services.frontend.http import examples
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.cors import Cors
 from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
-from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
+from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
 from services.frontend.http.door import HttpDoor
 from services.frontend.http.headers import Headers
 from services.frontend.http.load_header import Load, LoadHeader
@@ -54,8 +55,14 @@ OLLAMA = ApiWords(ollama_errors.as_response, ollama_errors.plain_response)
 WORDINGS: Mapping[str, ApiWords] = {
     anthropic_routes.PREFIX: ApiWords(anthropic_errors.as_response, anthropic_errors.plain_response),
     ollama_routes.PREFIX: OLLAMA,
-    kserve_routes.PREFIX: OLLAMA,  # whose errors look the same
+    kserve_routes.ROOT: OLLAMA,  # whose errors look the same
 }
+ERROR_SHAPES = {
+    anthropic_routes.PREFIX: ANTHROPIC_ERROR,
+    ollama_routes.PREFIX: OLLAMA_ERROR,
+    kserve_routes.ROOT: OLLAMA_ERROR,
+}
+OTHERS_WORDS = ("/v2/rerank", "/v2/embed", "/v2/chat")  # of Cohere and Jina, whose clients read OpenAI's errors
 
 
 class Face(NamedTuple):
@@ -82,10 +89,11 @@ def build(
     metrics: FrontendMetrics,
     load: Load,
     sse_keepalive_s: float,
+    model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
-    """`operator` raises QuireError unless operators' key is among the headers; `web`: what
-    takes the calls of browsers' gRPC before the rest."""
+    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
+    document; `web`: what takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -99,13 +107,13 @@ def build(
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:
         app.router.routes.extend(router.routes)
-    own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
-    document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
+    document(app, lambda path: ERROR_SHAPES.get(_dialect_of(path), OPENAI_ERROR))
     door = HttpDoor(app, admission, calls, metrics, refusal)
     operated = OperatorGuard(door, operator, refusal)
     of_paths = {offline.FILES: max_file_bytes}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
+    examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
@@ -129,7 +137,14 @@ def _status_refusal(path: str, status: HTTPStatus, detail: str) -> Response:
 
 
 def _words_of(path: str) -> ApiWords | None:
-    return next((words for prefix, words in WORDINGS.items() if path.startswith(prefix)), None)
+    return WORDINGS.get(_dialect_of(path))
+
+
+def _dialect_of(path: str) -> str:
+    """The beginning of a path that says whose words its clients read; empty: OpenAI's."""
+    if path in OTHERS_WORDS:
+        return ""
+    return next((prefix for prefix in WORDINGS if path.startswith(prefix)), "")
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

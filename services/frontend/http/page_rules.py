@@ -62,8 +62,9 @@ class PageRules:
         )
 
     def _check_origin(self, host: str, origins: Sequence[str], sites: Sequence[str]) -> None:
-        """Browsers leave `sec-fetch-site` out where they reach a server without TLS that is not on loopback."""
-        is_other = sites[0] in OTHER_SITES if sites else any(not _is_same(origin, host) for origin in origins)
+        """Browsers leave `sec-fetch-site` out where they reach a server without TLS that is not on loopback; desktop
+        applications always do, and send the origin of their window."""
+        is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
         if not is_other or (origins and all(origin in self.origins for origin in origins)):
             return
         shown = (origins[0] if origins else "")[:MOST_SHOWN]
@@ -100,7 +101,13 @@ def _hosts(settings: FrontendSettings, *, has_keys: bool) -> frozenset[str] | No
     return frozenset(host_name(name) for name in names if name)
 
 
-def _is_same(origin: str, host: str) -> bool:
+def _is_other_site(origin: str, host: str) -> bool:
+    """Whether the page is a website's and not this server's. Applications have schemes of their own (tauri://localhost),
+    or a name that leads to no website (http://tauri.localhost)."""
     scheme, _, authority = origin.lower().partition("://")
-    port = DEFAULT_PORTS.get(scheme, "")
-    return bool(authority) and authority.removesuffix(port) == host.lower().removesuffix(port)
+    if not authority:  # null: a page without an origin, which may be anybody's
+        return True
+    if scheme not in DEFAULT_PORTS or host_name(authority).endswith(LOCAL_SUFFIX):
+        return False
+    port = DEFAULT_PORTS[scheme]
+    return authority.removesuffix(port) != host.lower().removesuffix(port)

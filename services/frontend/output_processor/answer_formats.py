@@ -14,7 +14,7 @@ from services.frontend.output_processor.parsing import detection, registry, word
 from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
@@ -60,7 +60,8 @@ class AnswerFormats:
             )
         if use.choice == AUTO and self._tools is None:
             raise InvalidArgument(
-                "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
+                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of "
+                + ", ".join(sorted(registry.TOOL_PARSERS)),
                 field="tools",
             )
         if use.choice != AUTO and request.sampling.structured_output is not None:
@@ -147,15 +148,30 @@ class AnswerFormats:
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None
+        hidden = self._hidden(request)
         return [
-            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END))))
+            self._parser(
+                request, reasoning, tools, hidden, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END)))
+            )
             for prompt, ready in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
 
+    def _hidden(self, request: Request) -> Markers | None:
+        """Markup that skip_special_tokens would keep out of the answer if no parser had to see it."""
+        if not request.sampling.skip_special_tokens:
+            return None
+        special = self._tokenizer.special_ids
+        found = [text for text in self.markup(request) if self._tokenizer.token_id(text) in special]
+        return Markers(*found) if found else None
+
     @staticmethod
     def _parser(
-        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: AnswerStart
+        request: Request,
+        reasoning: ReasoningFormat | None,
+        tools: ToolFormat | None,
+        hidden: Markers | None,
+        place: AnswerStart,
     ) -> AnswerParser:
         use = request.tool_use
         schemas = ToolSchemas(() if use is None else use.tools)
@@ -170,6 +186,7 @@ class AnswerFormats:
             wants_reasoning=request.include_reasoning,
             probe=probe,
             reasoning_ends=() if reasoning is None else reasoning.ends,
+            hidden=hidden,
         )
 
     def _end_of(self, token_ids: Sequence[int]) -> str:
@@ -220,7 +237,7 @@ def _readers(
         return None, MarkupReader(lambda scan, writer: whole(scan, writer, is_open, schemas.__contains__))
     return (
         None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open, probe)),
-        None if tools is None else MarkupReader(partial(_read_calls, tools, schemas)),
+        None if tools is None else MarkupReader(partial(_read_calls, tools, schemas), schemas.__contains__),
     )
 
 

@@ -43,6 +43,7 @@ class AnswerParser:
     __slots__ = (
         "_ends",
         "_filter",
+        "_hidden",
         "_most_calls",
         "_new_id",
         "_num_calls",
@@ -63,9 +64,11 @@ class AnswerParser:
         wants_reasoning: bool,
         probe: CallProbe | None = None,
         reasoning_ends: tuple[str, ...] = (),
+        hidden: Markers | None = None,
     ) -> None:
         """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
-        whose find one of `reasoning_ends` may follow that ends nothing."""
+        whose find one of `reasoning_ends` may follow that ends nothing; `hidden`: special tokens, which are no
+        content anywhere."""
         self._reasoning = reasoning
         self._tools = tools
         self._new_id = new_id
@@ -74,6 +77,7 @@ class AnswerParser:
         self._probe = probe
         self._ends = reasoning_ends
         self._filter: ContentFilter | None = None
+        self._hidden = None if hidden is None else ContentFilter(hidden)
         self._num_calls = 0
         self.has_reasoned = False
 
@@ -90,7 +94,10 @@ class AnswerParser:
             events += self._filtered(self._tools.finish())
         if self._filter is not None:
             events += self._filter.finish()
-        return self._parts(events)
+        parts = self._parts(events)
+        for event in [] if self._hidden is None else self._hidden.finish():
+            self._add(parts, event)
+        return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
         found: list[Event] = []
@@ -109,7 +116,7 @@ class AnswerParser:
 
     def _parts(self, events: list[Event]) -> list[Part]:
         parts: list[Part] = []
-        for event in events:
+        for event in events if self._hidden is None else self._hidden.push(events):
             self._add(parts, event)
         return parts
 
@@ -126,7 +133,7 @@ class AnswerParser:
                 parts.append(piece)
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
-        elif self._wants(event):
+        elif event.text and self._wants(event):
             add_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:

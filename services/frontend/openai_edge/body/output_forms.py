@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -63,28 +64,40 @@ class StructuredOutputsBody(BaseModel):
     whitespace_pattern: str | None = None
 
 
-def constraint(response_format: ResponseFormat | None, outputs: StructuredOutputsBody | None) -> Any:
+@dataclass(frozen=True, slots=True)
+class FormNames:
+    """What an API calls the form of an answer, and the schema in it."""
+
+    form: str = "response_format"
+    schema: str = "json_schema.schema"
+
+
+CHAT_NAMES = FormNames()
+
+
+def constraint(
+    response_format: ResponseFormat | None, outputs: StructuredOutputsBody | None, names: FormNames = CHAT_NAMES
+) -> Any:
     """The one constraint that was asked for, or None. Raises InvalidArgument."""
-    asked = None if response_format is None else _of_response_format(response_format)
+    asked = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
         return asked
     if asked is not None:
         raise InvalidArgument(
-            "response_format and structured_outputs both constrain the output: send one of them.",
+            f"{names.form} and structured_outputs both constrain the output: send one of them.",
             field="structured_outputs",
         )
     return _of_outputs(outputs)
 
 
-def _of_response_format(asked: ResponseFormat) -> pb.StructuredOutput | None:
+def _of_response_format(asked: ResponseFormat, names: FormNames) -> pb.StructuredOutput | None:
     schema = asked.asked_schema
     match asked.type:
         case "json_object" if schema in (None, {}):
             return pb.StructuredOutput(json_object=True)
         case "json_object" | "json_schema":
             if schema is None:
-                text = "response_format of type json_schema needs json_schema.schema"
-                raise InvalidArgument(text, field="response_format")
+                raise InvalidArgument(f"{names.form} of type json_schema needs {names.schema}", field=names.form)
             return pb.StructuredOutput(json_schema=json.dumps(schema))
         case "structural_tag":
             given = {name: value for name in TAG if (value := getattr(asked, name)) is not None}

@@ -14,7 +14,7 @@ from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.openai_edge.body import thinking
 from services.frontend.openai_edge.body.logit_bias import logit_bias
 from services.frontend.openai_edge.body.logits_processors import logits_processors
-from services.frontend.openai_edge.body.output_forms import JsonSchemaFormat, ResponseFormat, constraint
+from services.frontend.openai_edge.body.output_forms import FormNames, JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.turns import Item, turns
@@ -23,6 +23,7 @@ from services.frontend.request.request import ChatPrompt, Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 
+FORM_NAMES = FormNames("text.format", "schema")
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -79,7 +80,7 @@ def _variables(body: ResponsesBody) -> Mapping[str, Any]:
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
     """`has_content`: the answer may be text, which alone a form is about."""
-    form = constraint(_form(body), body.structured_outputs)
+    form = constraint(_form(body), body.structured_outputs, FORM_NAMES)
     return {
         **{name: getattr(body, name) for name in SAMPLING_FIELDS},
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.events import CallStart
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
@@ -29,8 +31,13 @@ class _DecidingWriter(EventWriter):
         self._begin = scan.at
         self._schemas = schemas
 
-    def start(self, name: str, call_id: str = "") -> None:
-        raise _Decided(name in self._schemas)
+    def start(self, name: str, call_id: str = "") -> ArgumentsJson:
+        if name not in self._schemas:
+            raise _Decided(False)
+        return super().start(name, call_id)
+
+    def announce(self, call: CallStart) -> None:
+        raise _Decided(True)
 
     def content(self, text: str) -> None:
         raise _Decided(False)
@@ -55,9 +62,10 @@ class CallProbe:
     def begins_call(self, scan: Scanner, begin: int) -> Steps[bool]:
         """Whether the call of an offered tool begins at `begin`; reads as far as that takes and settles nothing."""
         assert self._read is not None
-        scan.at = begin
+        scan.at, settled = begin, scan.settled
         try:
             yield from self._read(scan, _DecidingWriter(scan, self._schemas), self._schemas)
         except _Decided as decided:
             self.has_found = decided.is_call
+        scan.settled = settled
         return self.has_found

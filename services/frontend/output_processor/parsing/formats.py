@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.json_calls import IsName, Keys, blocks
-from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
+from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording
 from services.frontend.output_processor.parsing.writer import EventWriter
@@ -49,12 +50,15 @@ class ReasoningFormat:
     read_answer: ReadAnswer | None = None  # in place of `read`, where tools are on offer or known to be none
 
 
-def json_blocks(start: str, *ends: str, keys: Keys | None = None, wording: Wording | None = None) -> ToolFormat:
+def json_blocks(
+    starts: str | tuple[str, ...], *ends: str, keys: Keys | None = None, wording: Wording | None = None
+) -> ToolFormat:
     """JSON objects between markers; without `ends` up to the end of the JSON."""
-    markers = Markers(start)
-    keys = keys or Keys()
+    starts = (starts,) if isinstance(starts, str) else starts
+    markup = CallMarkup(starts, ends)
+    members = keys or Keys()
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-        yield from blocks(scan, writer, markers, ends, keys)
+        yield from call_blocks(scan, writer, markup, lambda _start: calls(scan, writer, members))
 
-    return ToolFormat(read, (start, *ends), wordings=() if wording is None else (wording,), starts=(start,))
+    return ToolFormat(read, (*starts, *ends), wordings=() if wording is None else (wording,), starts=starts)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, IsName
-from services.frontend.output_processor.parsing.json_object import JsonObjectText
+from services.frontend.output_processor.parsing.json_repair import PushedJson
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
 from services.frontend.output_processor.parsing.writer import EventWriter
 
@@ -184,45 +184,26 @@ class _Reading:
 
     def _call(self, header: MessageHeader) -> Steps[None]:
         """A call from its first argument on; text if its body is none of JSON."""
-        call = _Call(header.tool, self._writer)
+        out = self._writer.start(header.tool)
+        arguments, early = PushedJson(out), list[str]()
+
+        def push(text: str) -> None:
+            if not out.has_begun:
+                early.append(text)
+            arguments.push(text)
+
         yield from self._scan.skip_space()
         yield from self._scan.try_text(*CONTENT_TYPES)
-        yield from self._body(call.push)
-        if text := call.finish():
+        yield from self._body(push)
+        if text := self._end_call(arguments, "" if out.has_begun else "".join(early).strip(), has_begun=out.has_begun):
             self._separated(False)(text)
         self._scan.settle()
 
-
-class _Call:
-    """A call whose arguments come in pieces."""
-
-    def __init__(self, name: str, writer: EventWriter) -> None:
-        self._name = name
-        self._writer = writer
-        self._arguments = JsonObjectText()
-        self._unannounced: list[str] = []
-        self._is_announced = False
-
-    def push(self, text: str) -> None:
-        if not self._is_announced:
-            self._unannounced.append(text)
-        self._write(self._arguments.push(text))
-
-    def _write(self, arguments: str) -> None:
-        if arguments and not self._is_announced:
-            self._is_announced = True
-            self._writer.start(self._name)
-        if arguments:
-            self._writer.arguments(arguments)
-
-    def finish(self) -> str:
+    def _end_call(self, arguments: PushedJson, text: str, *, has_begun: bool) -> str:
         """Closes the arguments. Returns what belongs to no call: text behind it, or instead of it. Arguments that broke
         off before the first of them was known are neither."""
-        is_over = self._arguments.is_over
-        if self._is_announced:
-            self._write(self._arguments.finish())
-            return self._arguments.rest.strip(LEFT_BRACKETS) if self._arguments.is_whole else ""
-        text = "".join(self._unannounced).strip()
-        if not text:
-            self._writer.start(self._name)  # a tool without parameters
-        return text if is_over else ""
+        if has_begun or not text:  # a tool without parameters
+            self._writer.end_call()
+            return arguments.rest.strip(LEFT_BRACKETS) if arguments.is_complete else ""
+        self._writer.break_call()
+        return text if arguments.is_over else ""

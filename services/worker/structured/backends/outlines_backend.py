@@ -51,6 +51,9 @@ class OutlinesMatcher:
             self._guide.advance(token_id, return_tokens=False)
         return len(token_ids)
 
+    def take(self, token_id: int) -> bool:
+        return self.accept([token_id]) == 1
+
     def rollback(self, count: int) -> None:
         if count:
             self._guide.rollback_state(count)

@@ -156,7 +156,12 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             "kv_priority",
             "kv_priority must be one of low, normal, high, got 'top'.",
         ),
-        (pb.GenerateRequest(text="x", model="other"), "NOT_FOUND", "model", "The model `other` does not exist."),
+        (
+            pb.GenerateRequest(text="x", model="other"),
+            "NOT_FOUND",
+            "model",
+            "The model `other` does not exist; available: tiny.",
+        ),
     ],
 )
 async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: str, field: str, text: str) -> None:

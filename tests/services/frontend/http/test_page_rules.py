@@ -132,6 +132,10 @@ def test_there_is_one_host() -> None:
         ("127.0.0.1:8000", {"origin": "chrome-extension://abc", "sec_fetch_site": "none"}),
         ("127.0.0.1:8000", {"origin": "https://app.example", "sec_fetch_site": "cross-site"}),
         ("127.0.0.1:8000", {"origin": "https://app.example"}),
+        ("127.0.0.1:8000", {"origin": "http://tauri.localhost"}),  # janhq/jan#8792
+        ("127.0.0.1:8000", {"origin": "tauri://localhost"}),  # ollama#2291
+        ("192.168.1.5:8000", {"origin": "vscode-file://vscode-app"}),  # ollama PR 9313
+        ("192.168.1.5:8000", {"origin": "chrome-extension://bpoadfkcbjbfhfodiogcnhade"}),  # ollama#2425
     ],
 )
 def test_pages_of_the_server_and_of_named_origins_may_call(host: str, sent: dict[str, str]) -> None:
@@ -144,6 +148,8 @@ def test_pages_of_the_server_and_of_named_origins_may_call(host: str, sent: dict
         ("192.168.1.5:8000", {"origin": "http://evil.com"}),
         ("192.168.1.5:8000", {"origin": "http://192.168.1.5:8001"}),
         ("192.168.1.5:8000", {"origin": "null"}),
+        ("192.168.1.5:8000", {"origin": "http://localhost.evil.com"}),
+        ("192.168.1.5:8000", {"origin": "tauri://localhost", "sec_fetch_site": "cross-site"}),
         ("192.168.1.5:8000", {"origin": ""}),
         ("evil.com:8000", {"origin": "http://evil.com"}),
         ("127.0.0.1:8000", {"sec_fetch_site": "cross-site"}),

@@ -29,6 +29,8 @@ OFFERS = {
     "h2c": JAVA,
     "websocket": "Upgrade: websocket\r\nConnection: upgrade, keep-alive",
     "tls": "Connection: Upgrade\r\nUpgrade: TLS/1.2, HTTP/1.1",
+    "no offer": "Connection: upgrade",  # nginx with `Connection "upgrade"` (open-webui#8074, invidious#604)
+    "empty": "Connection: Upgrade\r\nUpgrade:",
     "twice": "Connection: upgrade\r\nUpgrade: h2c\r\nUpgrade: websocket\r\nConnection: Upgrade",
 }
 JAVA_SOURCE = """

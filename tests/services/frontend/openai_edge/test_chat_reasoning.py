@@ -100,4 +100,4 @@ async def test_a_call_ends_open_reasoning(thinking_folder: Path) -> None:
     assert (choice.message.reasoning, choice.message.content) == ("It is Malmö.", None)
     assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
     assert choice.finish_reason == "tool_calls"
-    assert without.choices[0].message.reasoning == f"It is Malmö.\n{CALL}"  # no tools are on offer
+    assert "get_weather" in without.choices[0].message.reasoning  # no tools are on offer

@@ -233,3 +233,24 @@ async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_fo
         reply = await client.chat.completions.create(**asked() | {"model": "tiny"})
     assert prompt_text(folder, prompt_of(script.submissions[-1])) == "get_weathernow"
     assert len(reply.choices[0].message.tool_calls[0].id) == 9
+
+
+async def test_special_tokens_of_calls_are_no_content(tools_folder: Path) -> None:
+    """Where no call could be read, and in a mere mention; skip_special_tokens=false shows them."""
+    said = 'The tag <tool_call> and </tool_call>.<tool_call>{"name": "now", "arguments": [1]}</tool_call>'
+    async with talking(tools_folder, said) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked())
+        shown = await client.chat.completions.create(**asked(extra_body={"skip_special_tokens": False}))
+    assert reply.choices[0].message.content == 'The tag  and .{"name": "now", "arguments": [1]}'
+    assert shown.choices[0].message.content == 'The tag <tool_call> and </tool_call>.{"name": "now", "arguments": [1]}'
+
+
+async def test_a_call_that_is_cut_off_has_arguments_of_json_or_there_is_none(tools_folder: Path) -> None:
+    lengths = set()
+    async with talking(tools_folder, CALL) as (_, client, _script):
+        for max_tokens in range(1, 60, 4):
+            choice = (await client.chat.completions.create(**asked(max_tokens=max_tokens))).choices[0]
+            assert choice.message.content in (None, "")
+            for call in choice.message.tool_calls or ():
+                lengths.add(len(json.loads(call.function.arguments)["city"]))
+    assert len(lengths) > 1

@@ -148,7 +148,7 @@ async def test_models(folder: Path) -> None:
     assert one.max_model_len == 512
     assert one.ready
     assert missing.value.body == {
-        "message": "The model `other` does not exist.",
+        "message": "The model `other` does not exist; available: tiny.",
         "type": "NotFoundError",
         "param": "model",
         "code": 404,

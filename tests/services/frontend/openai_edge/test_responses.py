@@ -323,6 +323,16 @@ async def test_turns_of_all_kinds(talking_model: Path) -> None:
         ({"background": True, "store": False}, 400, "background cannot go with store=false"),
         ({"include": ["everything"]}, 400, "include: 'everything' is not offered"),
         ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
+        (  # llama.cpp's test_compat_oai_responses.py
+            {"text": {"format": {"type": "json_schema", "name": "test"}}},
+            400,
+            "text.format of type json_schema needs schema",
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}}, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            400,
+            "text.format and structured_outputs both constrain the output",
+        ),
         ({"extra_body": {"temprature": 1}}, 400, "Unrecognized request argument supplied: temprature"),
         ({"temperature": 3}, 400, "temperature must be in [0, 2], got 3.0."),
     ],

@@ -170,12 +170,12 @@ async def test_chat_that_is_cut_off_has_the_text_so_far(talking_model: Path, sai
     assert choice.message.content
 
 
-@pytest.mark.parametrize("name", ["previous_input_messages"])
-async def test_conversations_in_harmonys_own_form_are_refused(talking_model: Path, name: str) -> None:
+async def test_conversations_in_harmonys_own_form_are_refused(talking_model: Path) -> None:
     """They would be left out of the prompt otherwise."""
+    name = "previous_input_messages"
     ((refused, nothing), _) = await responses(
         talking_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}
     )
-    assert refused["error"]["message"] == f"{name} is not offered by this server"
+    assert f"{name} is not offered by this server" in refused["error"]["message"]
     assert refused["error"]["param"] == name
     assert nothing["status"] == "completed"

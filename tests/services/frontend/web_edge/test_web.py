@@ -149,7 +149,7 @@ async def test_errors_of_connect_have_a_status_a_word_and_details(frontend: Runn
     stream = await called(frontend, "Generate", "application/connect+json", frame(0, b'{"text": ""}'))
     told = unary.json()
     assert (unary.status_code, told["code"]) == (404, "not_found")
-    assert told["message"] == "The model `other` does not exist."
+    assert told["message"] == "The model `other` does not exist; available: talking."
     violation = error_details_pb2.BadRequest.FromString(base64.b64decode(told["details"][0]["value"] + "=="))
     assert violation.field_violations[0].field == "model"
     [(flags, last)] = frames(stream.content)
@@ -163,9 +163,11 @@ async def test_errors_of_grpc_web_are_trailers_that_hold_any_text(frontend: Runn
     [last] = frames(reply.content)
     told = trailers(last)
     assert (reply.status_code, told["grpc-status"]) == (200, "5")
-    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist."
+    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist; available: talking."
     details = base64.b64decode(told["grpc-status-details-bin"] + "===")
-    assert status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist."
+    assert (
+        status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist; available: talking."
+    )
 
 
 async def test_a_deadline_ends_a_call_that_stands_still(served: tuple[Running, ScriptedScheduler]) -> None:

@@ -36,9 +36,9 @@ def pieces(text: str, cuts: Iterable[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(places)]
 
 
-def calls_in(parser: str, parts: Sequence[str]) -> list[Event]:
+def calls_in(parser: str, parts: Sequence[str], tools: tuple[Tool, ...] = TOOLS) -> list[Event]:
     found = tool_format(parser)
-    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, ToolSchemas(TOOLS))), parts)
+    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, ToolSchemas(tools))), parts)
 
 
 def answer_in(reasoning: str, tools: str, parts: Sequence[str], *, is_open: bool = True) -> list[Part]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from services.frontend.output_processor.parsing.harmony import TOKENS, read_messages
-from services.frontend.output_processor.parsing.json_object import JsonObjectText
+from services.frontend.output_processor.parsing.json_repair import PushedJson
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from tests.services.frontend.output_processor.parsers.reading import answer_in, pieces
 
@@ -206,9 +207,10 @@ BAD_JSON = [
     ('{"a": "C:\\dir \\u12 \\u00e9"}', {"a": "C:\\dir \\u12 é"}),
     ('{"a": "half', {"a": "half"}),
     ('{"a": "half\\', {"a": "half"}),
-    ('{"a": 1, "b": {"c": [tr', {"a": 1, "b": {"c": []}}),
-    ('{"a": 1, b: 2}', {"a": 1}),
-    ('{"a": NaN}', None),
+    ('{"a": 1, "b": {"c": [tr', {"a": 1}),
+    ('{"a": 1, b: 2}', {"a": 1, "b": 2}),
+    ('{"a": NaN}', {"a": None}),
+    ('{"a": <b>}', None),
     ('{"a"', None),
     ("[1]", None),
 ]
@@ -217,6 +219,10 @@ BAD_JSON = [
 @pytest.mark.parametrize(("text", "expected"), BAD_JSON)
 def test_arguments_are_made_an_object_whatever_they_are(text: str, expected: Any) -> None:
     for parts in ([text], list(text)):
-        reading = JsonObjectText()
-        written = "".join(map(reading.push, parts)) + reading.finish()
-        assert (json.loads(written) if written else None) == expected
+        written: list[str] = []
+        out = ArgumentsJson(written.append)
+        arguments = PushedJson(out)
+        for part in parts:
+            arguments.push(part)
+        out.finish()
+        assert (json.loads("".join(written)) if written else None) == expected

@@ -48,7 +48,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "openai_gptoss",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>First.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
-        [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>" }')],
+        [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>"}')],
     ),
     # openai/harmony#60: another word behind <|constrain|>
     ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
