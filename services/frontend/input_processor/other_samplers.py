@@ -2,6 +2,8 @@
 
 To ignore them would change the text without a word: each is refused unless its value asks for nothing. Fields that only
 adjust one of them (mirostat_tau, xtc_threshold) are ignored: without the other they do nothing.
+
+They are left out of the OpenAPI document: a schema of more than a hundred fields is more than schemathesis can read.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class GenerationBody(Body, PlainFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, OF_GENERATIONS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_GENERATIONS))
 
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
@@ -194,7 +194,7 @@ class CompletionBody(GenerationBody):
 class ChatOptions(GenerationBody):
     """Of a chat completion, but for what was said."""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, OF_CHATS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_CHATS))
 
     objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL, "tool_choice": TOOL_CHOICES}
 
@@ -231,7 +231,7 @@ class ChatBody(ChatOptions):
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, (*OF_CHATS, OF_BATCHES)))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
 
     messages: list[list[dict[str, Any]]] = Field(
         description="conversations, each of which is answered once",

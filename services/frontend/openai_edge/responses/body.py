@@ -29,12 +29,10 @@ IGNORED = frozenset({
     "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
-NOT_OFFERED: Mapping[str, Sequence[Any]] = {
-    **SAMPLERS,
-    **dict.fromkeys(
-        ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
-    ),
-}
+DOCUMENTED: Mapping[str, Sequence[Any]] = dict.fromkeys(
+    ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
+)
+NOT_OFFERED: Mapping[str, Sequence[Any]] = {**SAMPLERS, **DOCUMENTED}
 LOGPROBS = "message.output_text.logprobs"
 # Besides logprobs nothing has to be included: reasoning comes in the clear, and of what is included of searches,
 # programs and pictures there is none.
@@ -131,7 +129,7 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED, RULES))
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, DOCUMENTED, RULES))
 
     model: ModelField = ""
     input: str | list[dict[str, Any]] = Field(json_schema_extra=INPUT)
