@@ -16,6 +16,7 @@ from shared.metrics.base import (
     LATENCY_BUCKETS,
     MIGRATION_BUCKETS,
     MODEL_LABELS,
+    PREEMPTION_BUCKETS,
     REDIS_ENTRY_KINDS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
@@ -100,6 +101,9 @@ class FrontendMetrics:
         self.cached_tokens = self._counter(
             "vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache", *MODEL_LABELS
         ).labels(*self._labels)
+        self.request_computed_tokens = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached", buckets
+        )
         self.request_prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", buckets)
         self.request_generation_tokens = self._histogram(
             "vllm:request_generation_tokens", "Tokens generated for a sample", buckets
@@ -111,6 +115,11 @@ class FrontendMetrics:
             "vllm:request_params_max_tokens", "max_tokens of a request", buckets
         )
         self.request_params_n = self._histogram("vllm:request_params_n", "n of a request", COUNT_BUCKETS)
+        self.request_num_preemptions = self._histogram(
+            "vllm:request_num_preemptions",
+            "Times that a sample was preempted, as its scheduler counts",
+            PREEMPTION_BUCKETS,
+        )
 
     def _add_latencies(self) -> None:
         self.time_to_first_token = self._histogram(

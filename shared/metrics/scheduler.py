@@ -49,7 +49,7 @@ class SchedulerMetrics:
         self.step_tokens = Histogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in a step",
-            ["engine"],
+            MODEL_LABELS,
             buckets=ITERATION_BUCKETS,
             registry=registry,
         )
@@ -197,6 +197,8 @@ class ClusterGauges:
     deferred: int  # waiting for a worker, or for their grammar
     unowned_blocks: int
     block_size: int
+    num_kv_groups: int = 1  # a block of each for as many tokens as a block has
+    max_model_len: int = 0
     paused: bool = False  # generation is
 
 
@@ -227,11 +229,13 @@ def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
 
 
 def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
-    family = GaugeMetricFamily(
-        "vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, "block_size", "num_gpu_blocks")
-    )
+    names = ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+    family = GaugeMetricFamily("vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, *names))
     for labels, worker in rows:
-        family.add_metric((*labels, str(cluster.block_size), str(worker.blocks.total)), 1)
+        num_tokens = worker.blocks.total // cluster.num_kv_groups * cluster.block_size
+        longest = f"{num_tokens / cluster.max_model_len if cluster.max_model_len else 0:.2f}"
+        sizes = (cluster.block_size, worker.blocks.total, num_tokens, longest)
+        family.add_metric((*labels, *map(str, sizes)), 1)
     return family
 
 

@@ -20,7 +20,7 @@ from shared.structured_output.checks import (
     parse,
     refuse,
 )
-from shared.structured_output.schema_rewrite import ASSERTIONS, without_annotations
+from shared.structured_output.schema_rewrite import ASSERTIONS, for_other_libraries
 
 Result = TypeVar("Result")
 
@@ -57,20 +57,22 @@ class Abilities:
     looks_ahead: bool = False  # in regular expressions
     own_whitespace: bool = False
     compact: bool = True  # a JSON text without any whitespace
-    escapes: bool = False  # names and patterns may hold what a JSON text has to escape
+    escapes: bool = False  # names and values may hold what a JSON text has to escape
     any_enum: bool = False  # values of different types
     any_value: bool = False  # schemas that say nothing
     any_ref: bool = False  # to other places than definitions
+    empty: bool = True  # strings and arrays of at most nothing
+    many_arrays: bool = True  # among the schemas of an anyOf
 
 
 _TEXTS = ("json_schema", "json_object", "regex", "choice")
-_OUTLINES_FORMATS = frozenset(("date", "time", "date-time", "email", "uri", "uuid"))
+_COMMON_FORMATS = frozenset(("date", "date-time", "uuid"))
 ABILITIES = {
     XGRAMMAR: Abilities(
         frozenset((*_TEXTS, "grammar", "structural_tag")),
         COMMON | STRINGS | OBJECTS | ARRAYS | NUMBERS
         | {"format", "prefixItems", "propertyNames", "minProperties", "maxProperties"},
-        _OUTLINES_FORMATS | {"duration", "hostname", "ipv4", "ipv6"},
+        _COMMON_FORMATS | {"time", "email", "uri", "duration", "hostname", "ipv4", "ipv6"},
         escapes=True,
         any_enum=True,
         any_value=True,
@@ -79,12 +81,18 @@ ABILITIES = {
     OUTLINES_CORE: Abilities(
         frozenset(_TEXTS),
         COMMON | STRINGS | OBJECTS | ARRAYS | {"format"},
-        _OUTLINES_FORMATS,
+        _COMMON_FORMATS,  # of time, email and uri its expressions match backslashes and quotation marks as they are
         own_whitespace=True,
         any_enum=True,
     ),
     LM_FORMAT_ENFORCER: Abilities(
-        frozenset(_TEXTS), COMMON | STRINGS | OBJECTS | ARRAYS, looks_ahead=True, compact=False, any_value=True
+        frozenset(_TEXTS),
+        COMMON | STRINGS | OBJECTS | ARRAYS,
+        looks_ahead=True,
+        compact=False,
+        any_value=True,
+        empty=False,
+        many_arrays=False,
     ),
 }  # fmt: skip
 
@@ -131,7 +139,7 @@ def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
         yield "takes no disable_any_whitespace"
     match kind:
         case "json_schema":
-            yield from _Schema(able).faults(without_annotations(parse(constraint.json_schema, kind, MAX_NESTING)))
+            yield from _Schema(able).faults(for_other_libraries(parse(constraint.json_schema, kind, MAX_NESTING)))
         case "regex" if NO_REGULAR.search(constraint.regex):
             yield NOT_REGULAR
         case "regex" if LOOK_BEHIND.search(constraint.regex) and able.looks_ahead:
@@ -150,7 +158,7 @@ def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
     while rest:
         match rest.pop():
             case {"type": "json_schema", "json_schema": schema}:
-                yield from _Schema(able).faults(without_annotations(schema))
+                yield from _Schema(able).faults(for_other_libraries(schema))
             case {"type": "grammar", "grammar": str(text)} if not ebnf.is_ebnf(text):
                 yield NO_LARK
             case {"type": "regex", "pattern": str(pattern)} if NO_REGULAR.search(pattern):
@@ -158,7 +166,7 @@ def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
             case {"type": "regex", "pattern": str(pattern)} if LOOK_AROUND.search(pattern):
                 yield NO_LOOK_AROUND
             case {"schema": schema, **others}:
-                yield from _Schema(able).faults(without_annotations(schema))
+                yield from _Schema(able).faults(for_other_libraries(schema))
                 rest += others.values()
             case dict(inner):
                 rest += inner.values()
@@ -183,6 +191,7 @@ class _Schema:
             yield "takes no schema without a type"
         yield from self._values(said)
         yield from self._strings(said)
+        yield from self._sizes(said)
         yield from self._references(said)
         yield from self._inner(said)
 
@@ -214,8 +223,16 @@ class _Schema:
             yield NOT_REGULAR
         if LOOK_AROUND.search(pattern):
             yield "takes no look-around in 'pattern'"
-        if not self._able.escapes and NOT_PLAIN.search(pattern):
+        if NOT_PLAIN.search(pattern):
             yield "takes no 'pattern' that could match what JSON escapes"
+
+    def _sizes(self, said: dict[str, Any]) -> Iterator[str]:
+        for key in ("maxLength", "maxItems"):
+            if said.get(key) == 0 and not self._able.empty:
+                yield f"does not keep to '{key}': 0"
+        options = said.get("anyOf", said.get("oneOf"))
+        if isinstance(options, list) and not self._able.many_arrays and sum(map(_may_be_array, options)) > 1:
+            yield "takes no 'anyOf' of several arrays"
 
     def _references(self, said: dict[str, Any]) -> Iterator[str]:
         ref = said.get("$ref")
@@ -247,3 +264,10 @@ class _Schema:
         for key in ("items", "additionalProperties", "propertyNames"):
             if isinstance(said.get(key), dict):
                 yield from self.faults(said[key])
+
+
+def _may_be_array(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return True
+    kinds = schema.get("type", [] if schema.keys() & {"enum", "const"} else ["array"])
+    return "array" in (kinds if isinstance(kinds, list) else [kinds])

@@ -61,6 +61,22 @@ def _without_annotations(schema: Json) -> Json:
     return found
 
 
+def for_other_libraries(schema: Any) -> Any:
+    """Returns what libraries but llguidance read: without annotations, and with every required name among the
+    properties, because they look for required names only there."""
+    return rewritten(schema, lambda inner: _with_required_names(_without_annotations(inner)))
+
+
+def _with_required_names(schema: Json) -> Json:
+    properties, required = schema.get("properties", {}), schema.get("required")
+    others = schema.get("additionalProperties", True)
+    if not isinstance(required, list) or not isinstance(properties, dict) or others is False:
+        return schema
+    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    added = {name: others if isinstance(others, dict) else {} for name in missing}
+    return {**schema, "properties": {**properties, **added}} if added else schema
+
+
 def _said(schema: Json) -> Json:
     return {key: value for key, value in schema.items() if key in ASSERTIONS}
 

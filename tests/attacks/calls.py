@@ -33,6 +33,7 @@ class Post:
     leaves_after_s: float | None = None
     content_type: str = "application/json"
     json_bytes: int | None = None  # of the body, where tensors follow
+    encoding: str = ""  # of the body
 
     @property
     def num_bytes(self) -> int:
@@ -63,9 +64,12 @@ class Post:
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         length = b"transfer-encoding: chunked" if self.chunked else b"content-length: %d" % len(self.body)
-        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: {self.content_type}\r\nconnection: close\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: {self.content_type}\r\n"
         if self.json_bytes is not None:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
+        if self.encoding:
+            head += f"content-encoding: {self.encoding}\r\n"
         writer.write((head + SHOWN).encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]

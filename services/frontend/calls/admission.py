@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
+from services.frontend.access.rate_limit import RateLimit
 from shared.errors import ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
@@ -167,6 +169,15 @@ class CallAdmission:
     def _refuse(self, limit: Limit, text: str) -> None:
         self._metrics.rejections[limit.name].inc()
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
+
+    def rate_limits(self) -> list[RateLimit]:
+        """What may be in flight at once, of all clients together. Places come back as answers end: a moment after."""
+        reset_s = self._retry_after_ms / 1000
+        found: list[tuple[Literal["requests", "tokens"], int, int]] = [
+            ("requests", self._samples.most, self.num_samples),
+            ("tokens", self._tokens.most, self.num_tokens),
+        ]
+        return [RateLimit(of, most, most - taken, reset_s if taken >= most else 0.0) for of, most, taken in found]
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
         """Changes what `lease` holds and what is held in all together."""

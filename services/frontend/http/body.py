@@ -17,13 +17,13 @@ from services.frontend.bounds.heavy import HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
 from services.frontend.http.disconnect import while_connected
+from services.frontend.http.headers import DECODED
 from services.frontend.http.unknown_fields import UnknownFields
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
 JSON, BYTES = "application/json", "application/octet-stream"
 CONTENT_TYPE = b"content-type"
-PLAIN = "identity"
 CLIENT_GONE = 499  # nobody reads it
 UNREAD = object()  # in place of a document, which may be null
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -120,6 +120,8 @@ class BodyBounds:
                     read.parse()
                 else:
                     await self._check(read)
+                if (decoded := request.scope.get(DECODED)) is not None:
+                    decoded.release()
                 if at_once:
                     return await handler(read)
         async with while_connected(request.receive):
@@ -172,6 +174,3 @@ def _check_type(request: Request, kinds: tuple[str, ...], *, any_type: bool) -> 
     is_json = kind in kinds or (kind.startswith("application/") and kind.endswith("+json"))
     if not is_json and not (any_type and "origin" not in request.headers):
         raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
-    packed = request.headers.get("content-encoding", PLAIN).strip().lower()
-    if packed != PLAIN:
-        raise InvalidArgument(f"content-encoding is {packed!r}: bodies are not packed", field="content-encoding")

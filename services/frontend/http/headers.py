@@ -11,6 +11,7 @@ from shared.errors import InvalidArgument
 
 CALL = "quire.call"  # the key of a scope under which its Call is
 KEEPALIVE = "quire.keepalive_s"  # seconds of silence in a stream; 0: any
+DECODED = "quire.decoded_bytes"  # of a body that was encoded, until it has been read
 HANDLER = "quire.handler"  # where a path stands that is known before it is routed
 REQUEST_ID = "x-request-id"
 REQUEST_ID_BYTES = REQUEST_ID.encode()
@@ -52,6 +53,11 @@ def tenant(http: HTTPConnection) -> str:
 def sent_id(headers: Headers) -> str:
     """As the client wrote it; empty if it did not."""
     return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
+
+
+def values_of(name: bytes, headers: Headers) -> list[str]:
+    """Of every header with this name, as written."""
+    return [value.decode("latin-1") for known, value in headers if known == name]
 
 
 def traceparent(headers: Headers) -> str:

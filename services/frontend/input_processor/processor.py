@@ -229,6 +229,7 @@ class InputProcessor:
                 bad_word_token_ids=bad_words,
                 think_start_token_ids=thinking[0],
                 think_end_token_ids=thinking[1],
+                tenant=request.tenant if grammar else "",
                 adapter=adapter.name if adapter else "",
                 adapter_digest=adapter.digest if adapter else b"",
             )

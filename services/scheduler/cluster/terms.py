@@ -138,7 +138,7 @@ class ClusterTerms:
             )
 
     def agree_on_adapters(self, hello: worker_pb2.WorkerHello) -> None:
-        """A sequence must find its adapter wherever it goes: where workers load them, the scheduler sees to that."""
+        """A name must mean the same adapter wherever a sequence goes. Sequences only go where theirs is."""
         loads = hello.max_adapters > 0
         self.loads_adapters = loads if self.loads_adapters is None else self.loads_adapters
         if loads != self.loads_adapters:
@@ -151,15 +151,17 @@ class ClusterTerms:
             return
         digests = _adapters(hello)
         adapters = {name: digests[name] for name in sorted(digests)}
-        if self.adapters is None:
-            self.adapters = adapters
-        if not adapters.items() <= self.adapters.items():  # fewer: a worker leaves out those whose file is damaged
-            ours, theirs = (", ".join(names) or "none" for names in (self.adapters, adapters))
-            changed = [name for name in adapters if adapters[name] != self.adapters.get(name, adapters[name])]
-            more = f"; {changed[0]} has another content" if changed else ""
+        ours = self.adapters or {}
+        changed = [name for name in adapters if adapters[name] != ours.get(name, adapters[name])]
+        if changed:
+            name = changed[0]
             raise FailedPrecondition(
-                f"adapters: the cluster has {ours}, worker {hello.worker_id} has {theirs}{more}", field="adapters"
+                f"adapters: {name!r} has another content: the cluster has {ours[name].hex()[:12]}, worker "
+                f"{hello.worker_id} has {adapters[name].hex()[:12]}; start all workers with the same files",
+                field="adapters",
             )
+        # Fewer or more: a worker leaves out those whose file is damaged, and it may have come first.
+        self.adapters = dict(sorted({**ours, **adapters}.items()))
 
 
 def _list(specs: tuple[KVSpec, ...]) -> str:

@@ -28,6 +28,7 @@ class SlotAdmission:
     think_end_token_ids: bytes = b""
     samples_nothing: bool = False
     pooling: pooling_pb2.PoolingParams | None = None  # None: it is not pooled
+    tenant: str = ""  # whose share of a step's slow masks it takes
     adapter: str = ""  # empty: none
     adapter_digest: bytes = b""  # of its content; empty: the worker's own choice
     second_text_from: int = 0  # index of its first token; 0: there is one text
@@ -73,6 +74,7 @@ class SlotAdmission:
             params.think_end_token_ids,
             wire.samples_nothing,
             params.pooling if pooled else None,
+            params.tenant,
             params.adapter,
             params.adapter_digest,
             params.second_text_from,

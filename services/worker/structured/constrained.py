@@ -24,6 +24,7 @@ class Constrained:
     def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
         self.slot = slot
         self.grammar_id = admission.grammar_id
+        self.tenant = admission.tenant
         self.matcher = matcher
         self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
         self.may_end_early = not admission.sampling.ignore_eos
@@ -38,7 +39,6 @@ class Constrained:
         self.cost_s = 0.0
         self.was_too_slow = False
         self.watched = False
-        self.num_slow = 0
 
     @property
     def live(self) -> bool:
@@ -75,12 +75,12 @@ class Constrained:
 
     def _accepts(self, token_id: int) -> bool:
         began = time.thread_time()
-        accepted = self.matcher.accept([token_id])
+        accepted = self.matcher.take(token_id)
         seconds = time.thread_time() - began
         self.takes_long = seconds > SLOW_TOKEN_S
         self.token_s = seconds
         self._pace.add(seconds)
-        return accepted == 1
+        return accepted
 
     def goes_on_by(self, token_ids: Sequence[int]) -> bool:
         """Takes all of these tokens, or none where the grammar does not allow them all."""

@@ -1,5 +1,5 @@
-"""Masks for many sequences at a time, within a budget of a step: the sequences whose masks use it up are ended, so that
-all others go on."""
+"""Masks for many sequences at a time, within a budget of a step that tenants share: the sequences whose masks use it up
+are ended, so that all others go on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.worker.structured.port import MaskFiller, Matcher
+from services.worker.structured.slow_tenants import SlowTenants
 from shared.columns import I32
 
-SLOW_S = 0.05  # a mask over 150,000 tokens takes 0.1 ms, the slowest of what people write 2 ms
-MOST_SLOW = 3  # in a row
-STEP_BUDGET_S = 0.01  # of a core, for all sequences of a step whose cost is noticeable
+MOST_SLOW = 3  # steps in a row that a tenant is over its share
+STEP_BUDGET_S = 0.01  # of a core, for all sequences of a step whose cost is noticeable; tenants share it
 NOTICEABLE_S = 0.001  # a token and the mask after it, on average; what people write takes 0.02 to 0.6 ms
 SMOOTHING = 8  # tokens that the average is over, about
 SLOW_TOKEN_S = 0.001  # on average
@@ -24,9 +24,9 @@ class Filled(Protocol):
     """A sequence that needs masks."""
 
     matcher: Matcher
+    tenant: str
     takes_long: bool  # its tokens are taken, and timed, alone
     watched: bool  # its masks are made, and timed, alone
-    num_slow: int  # in a row
     token_s: float  # what its last token took, where it was timed alone
     cost_s: float  # of a token and a mask, on average
 
@@ -54,7 +54,7 @@ class TokenPace:
 
 
 Row = tuple[Filled, int]  # and where its mask goes
-Cost = tuple[float, Filled]  # seconds of a step
+Costs = dict[str, list[Filled]]  # sequences whose cost is noticeable, by tenant
 
 
 class FairFiller:
@@ -62,7 +62,8 @@ class FairFiller:
 
     def __init__(self, filler: MaskFiller) -> None:
         self._filler = filler
-        self._num_over = 0  # steps in a row over the budget
+        self._tenants = SlowTenants(STEP_BUDGET_S)
+        self._num_over: dict[str, int] = {}  # steps in a row over its tenant's share, by tenant
 
     def accept(self, sequences: Sequence[Filled], token_ids: Sequence[int]) -> list[bool]:
         """A token each. Where all together take as long as a slow one, each takes its next by itself."""
@@ -82,15 +83,12 @@ class FairFiller:
             self._fill_together(together, masks)
         else:
             alone += together
-        costs: list[Cost] = []
         for sequence, place in alone:
             began = time.thread_time()
             self._filler.fill([sequence.matcher], [place], masks)
-            seconds = time.thread_time() - began
-            _judge(sequence, seconds)
-            if sequence.cost_s > NOTICEABLE_S:
-                costs.append((sequence.cost_s, sequence))
-        self._keep_budget(costs)
+            _judge(sequence, time.thread_time() - began)
+        self._keep_budget([sequence for sequence, _ in alone])
+        self._tenants.forgive(sequence.tenant for sequence in sequences)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
         began = time.perf_counter()
@@ -99,28 +97,39 @@ class FairFiller:
             for sequence, _ in rows:
                 sequence.watched = True  # once: a sequence that was fast then is not watched again
 
-    def _keep_budget(self, costs: list[Cost]) -> None:
-        """Ends the most expensive sequences of some steps in a row that were over the budget, until the rest is
-        within it. One alone is bounded by SLOW_S."""
-        total = sum(seconds for seconds, _ in costs)
-        self._num_over = self._num_over + 1 if total > STEP_BUDGET_S and len(costs) > 1 else 0
-        if self._num_over < MOST_SLOW:
-            return
-        left = total
-        for seconds, sequence in sorted(costs, key=lambda cost: cost[0], reverse=True)[:-1]:
-            if left <= STEP_BUDGET_S:
+    def _keep_budget(self, sequences: Sequence[Filled]) -> None:
+        """Ends the most expensive sequences of a tenant that was over its share in some steps in a row, until the rest
+        is within it."""
+        slow: Costs = {}
+        for sequence in sequences:
+            if sequence.cost_s > NOTICEABLE_S:
+                slow.setdefault(sequence.tenant, []).append(sequence)
+        shares = self._tenants.shares({tenant: _total(mine) for tenant, mine in slow.items()})
+        over = [tenant for tenant, mine in slow.items() if _total(mine) > shares[tenant]]
+        self._num_over = {tenant: self._num_over.get(tenant, 0) + 1 for tenant in over}
+        for tenant in over:
+            if self._num_over[tenant] >= MOST_SLOW:
+                self._tenants.add(tenant)
+                self._end_most_expensive(slow[tenant], shares[tenant])
+
+    def _end_most_expensive(self, sequences: Sequence[Filled], share_s: float) -> None:
+        total = left = _total(sequences)
+        for sequence in sorted(sequences, key=lambda one: one.cost_s, reverse=True):
+            if left <= share_s:
                 break
-            left -= seconds
+            left -= sequence.cost_s
             sequence.end_slow(
-                f"a token takes {seconds * 1e3:.0f} ms and all slow grammars of a step "
-                f"{total * 1e3:.0f}; at most {STEP_BUDGET_S * 1e3:.0f} are given to them"
+                f"a token takes {sequence.cost_s * 1e3:.0f} ms and all slow grammars of the tenant "
+                f"{total * 1e3:.0f} in a step; at most {share_s * 1e3:.0f} are given to them; make it unambiguous, or "
+                "send fewer at a time"
             )
+
+
+def _total(sequences: Sequence[Filled]) -> float:
+    return sum(sequence.cost_s for sequence in sequences)
 
 
 def _judge(sequence: Filled, seconds: float) -> None:
     cost_s = seconds + sequence.token_s
     sequence.cost_s += (cost_s - sequence.cost_s) / SMOOTHING if sequence.cost_s else cost_s
     sequence.watched = max(seconds, sequence.cost_s) > NOTICEABLE_S
-    sequence.num_slow = sequence.num_slow + 1 if seconds > SLOW_S else 0
-    if sequence.num_slow >= MOST_SLOW:
-        sequence.end_slow(f"its last mask took {seconds * 1e3:.0f} ms")

@@ -13,7 +13,7 @@ from shared.columns import I32
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output.checks import MAX_NESTING, parse
 from shared.structured_output.json_rule import closed
-from shared.structured_output.schema_rewrite import without_annotations
+from shared.structured_output.schema_rewrite import for_other_libraries
 
 OBJECT = {"type": "object"}
 
@@ -38,7 +38,7 @@ def schema_of(constraint: pb.StructuredOutput) -> Any:
     if constraint.WhichOneof("constraint") == "json_object":
         return OBJECT
     schema = parse(constraint.json_schema, "json_schema", MAX_NESTING)
-    schema = {} if schema is True else without_annotations(schema)
+    schema = {} if schema is True else for_other_libraries(schema)
     return closed(schema) if constraint.disable_additional_properties else schema
 
 

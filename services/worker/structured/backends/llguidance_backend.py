@@ -20,6 +20,7 @@ STEP_ITEMS = 10_000
 STEP_LEXER_FUEL = 100_000
 LEXER_STATES = 20_000  # of a grammar, for all its sequences: 1 to 2 KB each
 SILENT = 0
+REFUSES = "doesn't satisfy the grammar"  # said of a token, not of a limit
 
 # Tokens of one kind, allowed together wherever all that fit one of these are. The library's own end at 10, 30 and any
 # number of characters; in a JSON string that may only have so many more, what is longer is looked at one by one: with
@@ -39,6 +40,10 @@ class LLGuidanceMatcher:
     def accept(self, token_ids: Sequence[int]) -> int:
         return self.inner.try_consume_tokens(list(token_ids))
 
+    def take(self, token_id: int) -> bool:
+        """Keeps the library's reason, which `try_consume_tokens` drops."""
+        return bool(self.inner.consume_token(token_id))
+
     def rollback(self, count: int) -> None:
         self.inner.rollback(count)
 
@@ -51,7 +56,8 @@ class LLGuidanceMatcher:
 
     @property
     def fault(self) -> str:
-        return self.inner.get_error() if self.inner.is_error() else ""
+        reason = self.inner.get_error() if self.inner.is_error() else ""
+        return "" if REFUSES in reason else reason
 
 
 class LLGuidanceGrammar:

@@ -15,9 +15,17 @@ from functools import cached_property
 from typing import Any
 
 from interegular.fsm import anything_else
-from lmformatenforcer import CharacterLevelParser, CharacterLevelParserConfig, JsonSchemaParser, RegexParser
+from lmformatenforcer import (
+    CharacterLevelParser,
+    CharacterLevelParserConfig,
+    JsonSchemaParser,
+    RegexParser,
+    UnionParser,
+)
+from lmformatenforcer.jsonschemaparser import StringParsingState
 from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
 
+from services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
 from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
 from services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
 from shared.columns import I32
@@ -31,6 +39,7 @@ ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "nul
 FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, its length, least length, most length)
 MOST_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
 CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+QUOTED = '"\\'  # what ends a JSON string or escapes in it
 MOST_STEPS = 100_000  # of one mask, a character of a token each: about 0.3 s
 MOST_PATTERNS = 1000  # inside of JSON Schemas, that the library keeps
 MOST_MASKS = 1000  # of a grammar that are kept
@@ -53,8 +62,27 @@ class Tokens:
         tree = TokenizerPrefixTree(regular, False, vocabulary.size)
         self.root: TokenizerPrefixTreeNode = tree.root
         self.alphabet = "".join(character for character in self.root.children if not (for_json and character in "\r\n"))
+        self.plain = frozenset(self.alphabet) - {*QUOTED}  # characters that stand for themselves in a JSON string
         self._free_texts = tree.json_freetext_tokens
         self._free_masks: dict[tuple[int, int], I32] = {}
+
+    @cached_property
+    def columns(self) -> CharacterColumns:
+        return CharacterColumns(self.texts)
+
+    def automaton(self, parser: RegexParser) -> Automaton:
+        """Returns the parser's automaton, to be walked by all tokens at a time: character by character in Python, a
+        mask over 150,000 tokens takes 0.4 s."""
+        fsm, alphabet = parser.context.pattern, {*self.alphabet}
+        others = fsm.alphabet[anything_else] if anything_else in fsm.alphabet else None  # noqa: SIM401 - its get() differs
+
+        def symbol(character: str) -> int | None:
+            if character in fsm.alphabet:
+                return int(fsm.alphabet[character])
+            return others if character in alphabet else None
+
+        symbols = [symbol(character) for character in self.columns.characters]
+        return Automaton.of(fsm.map, symbols)
 
     def free_text(self, length: int, least: int, most: int) -> I32:
         """A mask of what may stand inside of a JSON string."""
@@ -71,9 +99,16 @@ class FormatEnforcerMatcher:
 
     library = LM_FORMAT_ENFORCER
 
-    def __init__(self, parser: CharacterLevelParser, tokens: Tokens, masks: dict[Hashable, I32]) -> None:
-        """`masks`: of this grammar's states, where the library can name them."""
+    def __init__(
+        self,
+        parser: CharacterLevelParser,
+        tokens: Tokens,
+        masks: dict[Hashable, I32],
+        automaton: Automaton | None,
+    ) -> None:
+        """`masks`: of this grammar's states, where the library can name them; `automaton`: of a regular expression."""
         self._parser = parser
+        self._automaton = automaton
         self._before: list[CharacterLevelParser] = []
         self._tokens = tokens
         self._masks = masks
@@ -87,6 +122,9 @@ class FormatEnforcerMatcher:
             self._before.append(self._parser)
             self._parser = after
         return len(token_ids)
+
+    def take(self, token_id: int) -> bool:
+        return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
         if count:
@@ -118,20 +156,22 @@ class FormatEnforcerMatcher:
         mask[:] = known
 
     def _after(self, token_id: int) -> CharacterLevelParser | None:
-        parser, text = self._parser, self._tokens.texts.get(token_id, "")
-        for character in text:
-            if _is_over(parser) or not _allows(parser, character):
-                return None
-            parser = parser.add_character(character)
-        return parser if text else None
+        text = self._tokens.texts.get(token_id, "")
+        return _advanced(self._parser, text) if text else None
 
     def _mask(self) -> I32:
+        if self._automaton is not None:
+            found = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
+            return words_of(found, self._tokens.num_words)
         if _is_over(self._parser):
             return words_of([], self._tokens.num_words)
         shortcut = self._parser.shortcut_key()
         if not isinstance(shortcut, tuple) or not _is_free_text(shortcut):
             return words_of(list(self._walk(None)), self._tokens.num_words)
-        return self._tokens.free_text(*shortcut[1:]) | words_of(list(self._walk('"')), self._tokens.num_words)
+        found = self._tokens.free_text(*shortcut[1:])
+        if '"' not in _next_characters(self._parser):  # it is too short to end
+            return found
+        return found | words_of(list(self._walk('"')), self._tokens.num_words)
 
     def _walk(self, only: str | None) -> Iterator[int]:
         """Tokens that the parser allows; `only`: that begin with this character."""
@@ -140,20 +180,92 @@ class FormatEnforcerMatcher:
         num_steps = 0
         while rest:
             parser, node, first = rest.pop()
+            if first is None and node is not self._tokens.root and _is_plain_text(parser):
+                yield from self._walk_text(parser, node, rest)
+                continue
             yield from node.tokens
             if _is_over(parser):
                 continue
-            allowed = node.children.keys() & set(parser.get_allowed_characters() if first is None else first)
+            allowed = node.children.keys() & set(_next_characters(parser) if first is None else first)
             num_steps += len(allowed)
             if num_steps > MOST_STEPS:
                 self.fault = f"a mask takes more than {MOST_STEPS} steps"
                 return
-            rest += [(parser.add_character(character), node.children[character], None) for character in allowed]
+            for character in allowed:
+                rest.append((_counted(parser.add_character(character), character), node.children[character], None))
+
+    def _walk_text(self, parser: CharacterLevelParser, node: TokenizerPrefixTreeNode, rest: list[Any]) -> Iterator[int]:
+        """Tokens that go on inside of a JSON string, where the parser has to be asked only for what ends or escapes:
+        each of its answers names all 18,000 characters of a large vocabulary. Adds to `rest` where those lead."""
+        most = _left(parser)
+        texts = [("", node)]
+        while texts:
+            text, node = texts.pop()
+            yield from node.tokens
+            for character, child in node.children.items():
+                if character in QUOTED:
+                    after = _advanced(parser, text + character)
+                    if after is not None:
+                        rest.append((after, child, None))
+                elif len(text) < most and character in self._tokens.plain:
+                    texts.append((text + character, child))
+
+
+def _advanced(parser: CharacterLevelParser, text: str) -> CharacterLevelParser | None:
+    for character in text:
+        if _is_over(parser) or not _allows(parser, character):
+            return None
+        parser = _counted(parser.add_character(character), character)
+    return parser
+
+
+def _counted(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
+    """Has a space that begins a JSON string count for its length, which the library leaves out."""
+    if character != " " or not _is_plain_text(parser):
+        return parser
+    *outer, text = parser.object_stack
+    if text.parsed_string:
+        return parser
+    counted = text._clone()
+    counted.parsed_string = character
+    parser.object_stack = [*outer, counted]
+    return parser
 
 
 def _allows(parser: CharacterLevelParser, character: str) -> bool:
     """The library counts spaces inside of texts, too, but where it allows whole tokens."""
-    return character in parser.get_allowed_characters() or (character == " " and _is_free_text(parser.shortcut_key()))
+    return character in _next_characters(parser) or (character == " " and _is_free_text(parser.shortcut_key()))
+
+
+def _next_characters(parser: CharacterLevelParser) -> str:
+    """The library also ends an object after a comma, which is no JSON."""
+    allowed: str = parser.get_allowed_characters()
+    return allowed.replace("}", "") if _last_character(parser) == "," else allowed
+
+
+def _last_character(parser: CharacterLevelParser) -> str:
+    """Of a JSON text so far, spaces left out; empty where there is none."""
+    if isinstance(parser, UnionParser):  # one for each schema that fits so far, of the same text
+        return _last_character(parser.parsers[0])
+    if not isinstance(parser, JsonSchemaParser) or _is_in_string(parser):
+        return ""
+    return str(parser.last_non_whitespace_character)
+
+
+def _is_in_string(parser: JsonSchemaParser) -> bool:
+    text = parser.object_stack[-1] if parser.object_stack else None
+    return isinstance(text, StringParsingState) and text.seen_opening_quote and not text.seen_closing_quote
+
+
+def _is_plain_text(parser: CharacterLevelParser) -> bool:
+    """Whether it is inside of a JSON string of any text."""
+    return isinstance(parser, JsonSchemaParser) and _is_free_text(parser.shortcut_key())
+
+
+def _left(parser: CharacterLevelParser) -> int:
+    """Characters that the string may still have."""
+    _, length, _, most = parser.shortcut_key()
+    return int(most) - int(length)
 
 
 def _is_free_text(shortcut: Any) -> bool:
@@ -173,11 +285,12 @@ class FormatEnforcerGrammar:
         self._parser = parser
         self._tokens = tokens
         self._masks: dict[Hashable, I32] = {}
+        self._automaton = tokens.automaton(parser) if parser else None
         self.num_bytes = MOST_MASKS * tokens.num_words * 4 if parser else 0  # in the end
 
     def start(self) -> FormatEnforcerMatcher:
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
-        return FormatEnforcerMatcher(parser, self._tokens, self._masks)
+        return FormatEnforcerMatcher(parser, self._tokens, self._masks, self._automaton)
 
 
 class FormatEnforcer:
@@ -202,9 +315,19 @@ class FormatEnforcer:
                 return pickle.dumps(self._regex("|".join(map(regex.of_text, constraint.choice.options))))
             case _:
                 schema = _schema(constraint)
+                self._check_spelling(schema)
                 patterns = {pattern: self._regex(pattern) for pattern in values_of(schema, "pattern")}
                 json_parser(schema, self._json_tokens.alphabet).get_allowed_characters()
                 return pickle.dumps(patterns)
+
+    def _check_spelling(self, schema: Any) -> None:
+        """A name or a value with a character that only several tokens spell together would be begun and never ended."""
+        texts = [name for names in values_of(schema, "properties") if isinstance(names, dict) for name in names]
+        texts += [value for values in values_of(schema, "enum") if isinstance(values, list) for value in values]
+        texts += values_of(schema, "const")
+        unspelled = {*"".join(text for text in texts if isinstance(text, str))} - {*self._json_tokens.alphabet}
+        if unspelled:
+            raise ValueError(f"not supported: {min(unspelled)!r} in a name or a value, which no single token spells")
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> FormatEnforcerGrammar:
         found = pickle.loads(compiled)

@@ -23,7 +23,7 @@ def bit(token_id: int) -> np.int32:
     return np.uint32(1 << token_id % MASK_BITS).view(np.int32)
 
 
-def words_of(token_ids: Sequence[int], num_words: int) -> I32:
+def words_of(token_ids: Sequence[int] | I32, num_words: int) -> I32:
     """A mask that allows these tokens."""
     allowed = np.zeros(num_words * MASK_BITS, dtype=np.bool_)
     allowed[np.asarray(token_ids, dtype=np.int64)] = True

@@ -4,7 +4,9 @@ nothing before them."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import xgrammar
@@ -21,6 +23,8 @@ from shared.structured_output.structural_tag import as_format
 
 NUM_THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))  # that make masks
 COMPACT = (",", ":")
+JSON_KINDS = ("json_schema", "json_object")
+CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 # Characters between two parts of a JSON text: as many as a new line and four levels of indentation. Without a bound a
 # model that has nothing to say in JSON fills its answer with them.
 MOST_WHITESPACE = 9
@@ -41,6 +45,9 @@ class XGrammarMatcher:
             if not self.inner.accept_token(token_id):
                 return count
         return len(token_ids)
+
+    def take(self, token_id: int) -> bool:
+        return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
         if count:
@@ -96,24 +103,39 @@ class XGrammar:
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._info = xgrammar.TokenizerInfo(
-            vocabulary.texts,
-            vocab_type=xgrammar.VocabType.RAW,
-            vocab_size=vocabulary.size,
-            stop_token_ids=list(vocabulary.ends),
-        )
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
-        compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        compiler = xgrammar.GrammarCompiler(self._info_for(constraint), max_threads=1, cache_enabled=False)
         compiled: str = _compile(compiler, constraint).serialize_json()
         return compiled.encode()
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> XGrammarGrammar:
-        found = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info)
+        found = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info_for(constraint))
         return XGrammarGrammar(found, self._vocabulary)
 
     def filler(self) -> XGrammarFiller:
         return XGrammarFiller(self._vocabulary.ends)
+
+    def _info_for(self, constraint: pb.StructuredOutput) -> xgrammar.TokenizerInfo:
+        return self._json_info if constraint.WhichOneof("constraint") in JSON_KINDS else self._info
+
+    @cached_property
+    def _info(self) -> xgrammar.TokenizerInfo:
+        return self._of(self._vocabulary.texts)
+
+    @cached_property
+    def _json_info(self) -> xgrammar.TokenizerInfo:
+        """In strings whose length has a bound, the library allows control characters as they are, which is no JSON:
+        tokens with any but the end of a line are left out."""
+        return self._of([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
+
+    def _of(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:
+        return xgrammar.TokenizerInfo(
+            texts,
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=self._vocabulary.size,
+            stop_token_ids=list(self._vocabulary.ends),
+        )
 
 
 def _compile(compiler: xgrammar.GrammarCompiler, constraint: pb.StructuredOutput) -> xgrammar.CompiledGrammar:

@@ -218,6 +218,9 @@ async def test_a_fault_is_told_with_its_request_and_answered(
 class NoMetadata:
     """As much of a call's context as is looked at."""
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def invocation_metadata(self) -> tuple[()]:
         return ()
 

@@ -160,7 +160,7 @@ async def test_a_worker_that_comes_back_without_one_of_its_adapters_is_taken(sta
     await frontend.ended(0, 1)
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
     assert not frontend.finished[1].HasField("error")
-    with pytest.raises(grpc.aio.AioRpcError, match="a has another content"):
+    with pytest.raises(grpc.aio.AioRpcError, match="'a' has another content"):
         await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=OTHER))
 
 
@@ -178,6 +178,35 @@ async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: St
     await frontend.ended(0, 1, 2, 3)
     assert not any(end.HasField("error") for end in frontend.finished.values())
     assert whole.ordered == []
+
+
+async def test_a_worker_with_a_damaged_adapter_may_come_first(start: Start) -> None:
+    """A scheduler that has just started knows no other: the next worker brings what the first left out."""
+    bench = await start()
+    await bench.worker(id="w0", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    frontend = await bench.frontend()
+    await until(lambda: offered(frontend) == {"a": ONE})
+    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    whole = await bench.worker(id="w1", hello=both)
+    await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
+    for stream in range(3):
+        await begin(frontend, stream, "b", OTHER)
+    await frontend.ended(0, 1, 2)
+    assert not any(end.HasField("error") for end in frontend.finished.values())
+    assert whole.ordered == []
+    with pytest.raises(grpc.aio.AioRpcError, match="'b' has another content: the cluster has"):
+        await bench.worker(id="w2", hello=worker_pb2.WorkerHello(adapters=["b"], adapter_digests=ONE))
+
+
+async def test_a_first_worker_without_any_adapter_refuses_none_of_the_next(start: Start) -> None:
+    bench = await start()
+    await bench.worker(id="w0")
+    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    frontend = await bench.frontend()
+    await until(lambda: offered(frontend) == {"a": ONE})
+    await begin(frontend, 0, "a", ONE)
+    await frontend.ended(0)
+    assert not frontend.finished[0].HasField("error")
 
 
 async def test_without_workers_there_is_nobody_to_load_it(start: Start) -> None:

@@ -30,6 +30,7 @@ from tests.services.worker.structured.constrained import PERSON, TINY, admit, ho
 LIBRARIES = (LLGUIDANCE, XGRAMMAR, OUTLINES_CORE, LM_FORMAT_ENFORCER)
 OTHERS = LIBRARIES[1:]
 NUM_WORDS = 4096 // 32
+SPACES = re.compile(r".*\s")  # tokens that lm-format-enforcer allows in fewer places than characters
 Holds = Callable[[str], Any]
 
 RECORD = {
@@ -282,3 +283,63 @@ def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
     with pytest.raises(InvalidArgument, match=library):
         careful.compile(bomb)
     assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
+
+
+def test_any_object_takes_a_part_of_the_time_that_a_process_has(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """A quarter of it: a compiling process has the least share of a busy machine."""
+    monkeypatch.setattr(compile_child, "SECONDS", compile_child.SECONDS / 4)
+    grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0]).compile(pb.StructuredOutput(json_object=True))
+    for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
+        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        assert (matcher.accept(tokens) == len(tokens) and matcher.can_end) == ends
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "wrong"),
+    [
+        ("a|ab", ("a", "ab"), ("", "b", "aba")),
+        ("a?", ("", "a"), ("aa", "b")),
+        (r"\{.*\}", ("{}", "{{}", "{é🙂}"), ("{", "x{}", "")),
+        ("(ab)*", ("", "ab", "abab"), ("a", "ba")),
+        ("[0-9]{2}|x", ("12", "x"), ("1", "123", "xx")),
+    ],
+)
+def test_an_automaton_of_outlines_is_that_of_whole_texts(
+    pattern: str, fits: tuple[str, ...], wrong: tuple[str, ...], tokenizer: Tokenizer
+) -> None:
+    grammar = backend(OUTLINES_CORE).compile(pb.StructuredOutput(regex=pattern))
+    for said in (*fits, *wrong):
+        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        is_whole = matcher.accept(tokens) == len(tokens) and matcher.can_end
+        assert is_whole == (said in fits), said
+    began = grammar.start()
+    first = tokenizer.encode(fits[-1]).ids
+    taken = began.accept(first)
+    began.rollback(taken)
+    assert began.accept(first) == len(first), "as from the beginning"
+
+
+def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(tokenizer: Tokenizer) -> None:
+    """Text that needs no escape is walked without the library; so are automata of regular expressions."""
+    constraints = [
+        pb.StructuredOutput(
+            json_schema='{"items": {"type": "string", "minLength": 2, "maxLength": 4}, "type": "array"}'
+        ),
+        pb.StructuredOutput(json_object=True),
+        pb.StructuredOutput(regex=r"(?=.*\d)[a-z ]{2,5}[^x]{0,3}"),
+    ]
+    for constraint in constraints:
+        grammar = backend(LM_FORMAT_ENFORCER).compile(constraint)
+        for beginning in ("", '["', '["a', '["abc', '{"', '{"a": "x', "ab", "a 1"):
+            matcher = grammar.start()
+            ids = tokenizer.encode(beginning).ids if beginning else []
+            if matcher.accept(ids) < len(ids):
+                continue
+            found = set(allowed(mask_of(LM_FORMAT_ENFORCER, matcher)))
+            for token_id in range(256, 4096, 5):
+                taken = matcher.accept([token_id]) == 1
+                assert taken or token_id not in found, (beginning, tokenizer.decode([token_id]))
+                assert not taken or token_id in found or SPACES.match(tokenizer.decode([token_id])), beginning
+                matcher.rollback(taken)

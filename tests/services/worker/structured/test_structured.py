@@ -11,13 +11,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.structured.constrained import EOS, PERSON, admit, hot, prepare, run, step, text
+from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
 
 
 def test_different_grammars_and_none_side_by_side(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -88,6 +89,15 @@ def test_one_of_thousands_of_choices_is_made(tiny: Rig, tokenizer: Tokenizer, co
     said = run(tiny, [admit(tokenizer, 0, name, sampling=hot(7))])[0]
     tiny.step(released=[0])
     assert tokenizer.decode(said) in options
+
+
+def test_a_token_that_a_grammar_refuses_is_no_fault_of_the_library(tokenizer: Tokenizer) -> None:
+    backend = LLGuidanceBackend(TINY, 4096, [0])
+    letter, digit = tokenizer.encode("a").ids[0], tokenizer.encode("1").ids[0]
+    alone, one, other = (backend.compile(pb.StructuredOutput(regex="[0-9]{3}")).start() for _ in range(3))
+    assert not alone.take(letter)
+    assert backend.filler().accept([one, other], [letter, digit]) == [False, True]
+    assert [matcher.fault for matcher in (alone, one, other)] == ["", "", ""]
 
 
 def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,68 @@
+"""Masks of an automaton over characters: all tokens of a vocabulary are walked at a time, a character each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+class CharacterColumns:
+    """Texts of tokens by columns of characters, the longest first: column k has the tokens with more than k."""
+
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        """`texts`: by token id, none empty."""
+        by_length = sorted(texts.items(), key=lambda item: -len(item[1]))
+        self.token_ids = np.array([token_id for token_id, _ in by_length], dtype=np.int32)
+        self.characters = sorted({character for text in texts.values() for character in text})
+        places = {character: place for place, character in enumerate(self.characters)}
+        longest = len(by_length[0][1]) if by_length else 0
+        columns: list[list[int]] = [[] for _ in range(longest)]
+        for _, text in by_length:
+            for depth, character in enumerate(text):
+                columns[depth].append(places[character])
+        self.columns = [np.array(column, dtype=np.int32) for column in columns]  # indices into `characters`
+
+
+@dataclass(frozen=True, slots=True)
+class Automaton:
+    """Transitions by state and by class of characters; the last state is that of texts that can never match."""
+
+    transitions: Ints  # [num_states + 1, num_classes]
+    classes: Ints  # [num_characters]: of each of a CharacterColumns' characters
+    rows: Mapping[int, int]  # by the library's number of a state
+
+    @classmethod
+    def of(cls, map_: Mapping[int, Mapping[int, int]], symbols: list[int | None]) -> Automaton:
+        """`map_`: state -> symbol -> state. `symbols`: of each character; None: no state allows it."""
+        states = {*map_, *(after for following in map_.values() for after in following.values())}
+        rows = {state: row for row, state in enumerate(sorted(states))}
+        places = {symbol: place for place, symbol in enumerate(sorted({s for s in symbols if s is not None}), start=1)}
+        transitions = np.full((len(rows) + 1, len(places) + 1), len(rows), dtype=np.int32)
+        for state, following in map_.items():
+            for symbol, after in following.items():
+                if symbol in places:
+                    transitions[rows[state], places[symbol]] = rows[after]
+        classes = np.array([0 if symbol is None else places[symbol] for symbol in symbols], dtype=np.int32)
+        return cls(transitions, classes, rows)
+
+    def allowed(self, state: int, tokens: CharacterColumns) -> Ints:
+        """Returns the ids of tokens that lead from `state` to where a text may still match."""
+        dead, found = len(self.rows), []
+        alive = np.arange(len(tokens.token_ids), dtype=np.int32)
+        states = np.full(len(alive), self.rows.get(state, dead), dtype=np.int32)
+        flat, num_classes = self.transitions.ravel(), self.transitions.shape[1]
+        for column in tokens.columns:
+            num_longer = int(np.searchsorted(alive, len(column)))
+            found.append(alive[num_longer:])
+            alive, states = alive[:num_longer], states[:num_longer]
+            classes = self.classes.take(column if num_longer == len(column) else column.take(alive))
+            states = flat.take(states * num_classes + classes)
+            goes_on = states != dead
+            if not goes_on.all():
+                alive, states = alive[goes_on], states[goes_on]
+        return tokens.token_ids.take(np.concatenate([*found, alive]))

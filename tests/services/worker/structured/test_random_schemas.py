@@ -1,0 +1,154 @@
+"""Schemas and samples at random, for every grammar library: what comes out is JSON and fulfils the schema, or the
+library refuses the schema by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import backends
+from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from tests.services.worker.structured.test_backends import LIBRARIES, allowed, backend, mask_of
+
+Json = dict[str, Any]
+NAMES = ("a", "b", "c d", "é", "name")
+PATTERNS = ("^[a-c]+$", r"^\d{2}-x?$", "^(yes|no)$", "b", "^a", "[0-9]$", '^[^"]{2}$')
+FORMATS = ("date", "time", "date-time", "uuid", "email", "uri", "ipv4", "hostname")
+VALUES = (["a", "b"], ['x"y', "z\\"], [1, 2, 10], [1, "a", None], [True], ["é", "\n"], [1.5, 2])
+MAX_TOKENS = 150  # of a sample; one that goes on beyond says nothing
+CLOSING = frozenset(('"', "}", "]", ",", '":', '"}', '",'))
+CLOSES = 0.6  # how often a sample takes what closes something, so that most end
+
+
+def schema(chance: random.Random, depth: int = 0) -> Json:
+    kinds: list[Callable[[random.Random, int], Json]] = [text, number, listed, marked]
+    if depth < 2:
+        kinds += [record, record, array, options]
+    return chance.choice(kinds)(chance, depth + 1)
+
+
+def record(chance: random.Random, depth: int) -> Json:
+    names = chance.sample(NAMES, chance.randrange(1, 4))
+    made: Json = {"type": "object", "properties": {name: schema(chance, depth) for name in names}}
+    required = [name for name in names if chance.random() < 0.6]
+    if chance.random() < 0.2:
+        required.append("extra")
+    elif chance.random() < 0.6:
+        made["additionalProperties"] = chance.choice([False, {"type": "integer"}])
+    return {**made, "required": required} if required else made
+
+
+def array(chance: random.Random, depth: int) -> Json:
+    least = chance.randrange(3)
+    return {"type": "array", "items": schema(chance, depth), "minItems": least, "maxItems": least + chance.randrange(3)}
+
+
+def options(chance: random.Random, depth: int) -> Json:
+    return {"anyOf": [schema(chance, depth) for _ in range(2)]}
+
+
+def text(chance: random.Random, depth: int) -> Json:
+    least = chance.randrange(3)
+    kind = chance.choice(["string", ["string", "null"]])
+    return {"type": kind, "minLength": least, "maxLength": least + chance.randrange(4)}
+
+
+def number(chance: random.Random, depth: int) -> Json:
+    least = chance.randrange(-20, 20)
+    bounds = chance.choice([{}, {"minimum": least}, {"minimum": least, "maximum": least + chance.randrange(300)}])
+    return {"type": chance.choice(["integer", "number"]), **bounds}
+
+
+def listed(chance: random.Random, depth: int) -> Json:
+    return chance.choice([{"enum": chance.choice(VALUES)}, {"const": chance.choice(["a", 'q"', 3, None, False])}])
+
+
+def marked(chance: random.Random, depth: int) -> Json:
+    kinds = {"pattern": chance.choice(PATTERNS), "format": chance.choice(FORMATS)}
+    key = chance.choice([*kinds])
+    return {"type": "string", key: kinds[key]}
+
+
+def sample(library: str, asked: Json, seed: int, tokenizer: Tokenizer) -> str | None:
+    """A text that the library's masks let through; None where it goes on for too long."""
+    chance, ids = random.Random(seed), list[int]()
+    matcher = backend(library).compile(pb.StructuredOutput(json_schema=json.dumps(asked))).start()
+    for _ in range(MAX_TOKENS):
+        choices = allowed(mask_of(library, matcher))
+        if matcher.can_end and (not choices or chance.random() < 0.5):
+            return tokenizer.decode(ids, skip_special_tokens=False)
+        assert choices, f"nothing may follow {tokenizer.decode(ids)!r} under {asked}"
+        closing = [token for token in choices if tokenizer.decode([token]) in CLOSING]
+        ids.append(chance.choice(closing if closing and chance.random() < CLOSES else choices))
+        assert matcher.take(ids[-1]), f"{tokenizer.decode(ids)!r} ends with what the mask allows and the matcher not"
+    return None
+
+
+def check(library: str, asked: Json, tokenizer: Tokenizer, num_samples: int = 3) -> bool:
+    """Returns whether the library takes the schema."""
+    try:
+        said = [sample(library, asked, seed, tokenizer) for seed in range(num_samples)]
+    except InvalidArgument:
+        return False
+    for one in said:
+        if one is not None:
+            jsonschema.validate(json.loads(one), asked)
+    return True
+
+
+EXTRA = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b", "extra"]}
+NESTED = {"type": "array", "items": EXTRA, "minItems": 1, "maxItems": 2}
+# By the library that once wrote what does not fulfil it.
+ONCE_WRONG: list[tuple[str, Json, bool]] = [
+    (XGRAMMAR, EXTRA, True),
+    (XGRAMMAR, NESTED, True),
+    (XGRAMMAR, {**EXTRA, "additionalProperties": {"type": "integer", "minimum": 3}}, True),
+    (XGRAMMAR, {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 3}}, True),
+    (XGRAMMAR, {"type": "string", "pattern": '^[^"]{2}$'}, False),
+    (LM_FORMAT_ENFORCER, EXTRA, True),
+    (OUTLINES_CORE, EXTRA, False),
+    (OUTLINES_CORE, {**EXTRA, "additionalProperties": {"type": "boolean"}}, False),
+    *((OUTLINES_CORE, {"type": "string", "format": name}, False) for name in ("time", "email", "uri")),
+    (LM_FORMAT_ENFORCER, {"type": ["string", "null"], "maxLength": 2}, True),
+    (LM_FORMAT_ENFORCER, {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 2}}, True),
+    (LM_FORMAT_ENFORCER, {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "boolean"}}}, True),
+    (LM_FORMAT_ENFORCER, {"type": "array", "items": {"type": "integer"}, "maxItems": 0}, False),
+    (LM_FORMAT_ENFORCER, {"type": "string", "maxLength": 0}, False),
+    (LM_FORMAT_ENFORCER, {"type": "object", "properties": {"é": {"type": "boolean"}}}, False),
+    (LM_FORMAT_ENFORCER, {"anyOf": [{"type": "array", "items": {"type": kind}} for kind in ("string", "null")]}, False),
+]
+
+
+@pytest.mark.parametrize(("library", "asked", "is_taken"), ONCE_WRONG)
+def test_what_a_library_wrote_wrongly_it_writes_rightly_or_refuses(
+    library: str, asked: Json, is_taken: bool, tokenizer: Tokenizer
+) -> None:
+    assert check(library, asked, tokenizer, 12) == is_taken
+
+
+@pytest.mark.parametrize("asked", [asked for library, asked, is_taken in ONCE_WRONG if not is_taken])
+def test_auto_has_another_library_for_what_one_refuses(asked: Json, tokenizer: Tokenizer) -> None:
+    constraint = pb.StructuredOutput(json_schema=json.dumps(asked))
+    name, _, _ = backends.choose(constraint, LIBRARIES, lambda name: backend(name).compile(constraint))
+    assert check(name, asked, tokenizer)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_random_schemas_are_fulfilled_or_refused(library: str, tokenizer: Tokenizer) -> None:
+    """Twelve of those below."""
+    assert sum(check(library, schema(random.Random(seed)), tokenizer) for seed in range(12)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_many_random_schemas_are_fulfilled_or_refused(library: str, tokenizer: Tokenizer) -> None:
+    num_taken = sum(check(library, schema(random.Random(seed)), tokenizer) for seed in range(12, 120))
+    assert num_taken > 10
