@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.turns import SmallestFirst
@@ -29,6 +30,7 @@ INLINE_CHARACTERS = 1024
 LIKE_CHARACTERS = 64  # what every section costs besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
 LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
+PANIC = "PanicException"  # of pyo3, whose class can be imported from nowhere
 
 
 Argument = TypeVar("Argument")
@@ -45,6 +47,19 @@ class Tokenized:
     pooled_tokens: tuple[int, ...] = ()  # those that have a vector each; empty: all that the pooler names
 
 
+def _encoded(tokenizer: HfTokenizer, texts: list[Any], *, add_special_tokens: bool) -> list[Encoding]:
+    """Raises InvalidArgument where the library panics: a regular expression of the model's that backtracks too often
+    on a text comes as that, and as no Exception."""
+    try:
+        found: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        text = f"prompt: the model's tokenizer gives up on this text: {str(error)[:200]}"
+        raise InvalidArgument(text, field="prompt") from None
+    return found
+
+
 class Reader:
     """One tokenizer."""
 
@@ -56,12 +71,11 @@ class Reader:
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
-        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = batch[0].ids
+        ids: list[int] = _encoded(self.tokenizer, [text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def pair(self, texts: tuple[str, str]) -> Tokenized:
-        found = self.tokenizer.encode_batch_fast([texts], add_special_tokens=True)[0]
+        found = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
         return Tokenized(found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0)
 
 
@@ -205,9 +219,7 @@ class Encoder:
 
     def _encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         # Numbers of Python's own are nine times as large, and all wait for the last one.
-        return [
-            array("i", found.ids) for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        return [array("i", found.ids) for found in _encoded(self._tokenizer, list(texts), add_special_tokens=False)]
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
         """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,7 @@ class Directory:
 
 
 Open = Callable[..., Directory]
+Fill = Callable[[redis.asyncio.Redis], Awaitable[None]]
 
 
 @pytest.fixture
@@ -149,6 +151,46 @@ async def test_what_workers_hold_is_found_by_everybody(opened: Open, reader: Pre
         first.compute([1000 + i] * 8)
     await becomes(reader, {"w1": 2})
     await until(lambda: directory.num_entries == first.core.use.cached + second.core.use.cached)
+
+
+async def _no_memory(client: redis.asyncio.Redis) -> None:
+    await client.config_set("maxmemory", 1)
+
+
+async def _no_room_for_its_dump(client: redis.asyncio.Redis) -> None:
+    """The process that writes it may write no byte; from then on Redis takes no writes."""
+    pid = (await client.info("server"))["process_id"]
+    _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, most))
+    await client.config_set("save", "3600 1")  # without any, a failure to save is ignored
+    await client.bgsave()
+    async with asyncio.timeout(60):
+        while (await client.info("persistence"))["rdb_last_bgsave_status"] == "ok":
+            await asyncio.sleep(0.02)
+
+
+async def _room_again(client: redis.asyncio.Redis) -> None:
+    await client.config_set("maxmemory", 0)
+    await client.config_set("stop-writes-on-bgsave-error", "no")
+
+
+@pytest.mark.parametrize("fill", [_no_memory, _no_room_for_its_dump])
+async def test_a_redis_without_room_is_one_that_does_not_serve_until_it_has(
+    server: RedisServer, opened: Open, reader: PrefixReader, caplog: pytest.LogCaptureFixture, fill: Fill
+) -> None:
+    worker, directory = Worker("w0", 10), opened().directory
+    directory.track(worker.replica, KEYS)
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        await fill(client)
+        await until(lambda: directory.up is False)
+        assert (await matched(reader)).get("w0", 0) in (0, 6)  # what is there can be read, until its lease ends
+        await _room_again(client)
+    await until(lambda: directory.up)
+    await becomes(reader, {"w0": 6})
+    assert caplog.text.count("redis does not serve") == 1
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("specs", [(Window(6),), (FULL, Window(6)), (FULL, FULL, Window(9))])

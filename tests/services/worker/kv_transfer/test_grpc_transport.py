@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -212,6 +214,32 @@ async def test_a_worker_that_is_not_there() -> None:
         pass
     with pytest.raises(Unavailable, match=r"a at 127\.0\.0\.1"):
         await fetch(wanted(address, 1))
+
+
+class Dies(kv_transfer_pb2_grpc.KVTransferServiceServicer):
+    """A worker whose process ends after the first bytes of a page."""
+
+    async def Fetch(self, _requests: object, context: Any) -> None:
+        await context.read()
+        await context.write(part(PAGES.tobytes()[:100]))
+        os._exit(1)
+
+
+async def die_in_the_middle() -> None:
+    """Serves one fetch."""
+    async with serving(Dies()) as address:
+        print(address, flush=True)
+        await asyncio.Event().wait()
+
+
+async def test_a_worker_that_is_killed_in_the_middle_of_a_fetch() -> None:
+    program = f"import asyncio, {__name__} as own; asyncio.run(own.die_in_the_middle())"
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert killed.stdout is not None
+    address = (await killed.stdout.readline()).decode().strip()
+    with pytest.raises(Unavailable, match=r"a at 127\.0\.0\.1"):
+        await fetch(wanted(address, 1, 2))
+    assert await killed.wait() == 1
 
 
 class RefusesOne(kv_transfer_pb2_grpc.KVTransferServiceServicer):
