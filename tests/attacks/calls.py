@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 LONGEST_S = 60.0
+ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # keys of two tenants
+SHOWN = f"authorization: Bearer {ATTACKER}\r\n"
 UNBOUNDED = [("grpc.max_send_message_length", -1)]
 
 
@@ -68,7 +70,7 @@ class Post:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
         if self.encoding:
             head += f"content-encoding: {self.encoding}\r\n"
-        writer.write(head.encode() + length + b"\r\n\r\n")
+        writer.write((head + SHOWN).encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
@@ -93,13 +95,14 @@ class Rpc:
     async def send(self, target: Target) -> str:
         """Its status."""
         path = f"/{self.service}/{self.method}"
+        shown = (("authorization", f"Bearer {ATTACKER}"),)
         async with grpc.aio.insecure_channel(target.grpc, options=UNBOUNDED) as channel:
             try:
                 if self.streams:
-                    async for _ in channel.unary_stream(path)(self.message, timeout=LONGEST_S):
+                    async for _ in channel.unary_stream(path)(self.message, timeout=LONGEST_S, metadata=shown):
                         pass
                 else:
-                    await channel.unary_unary(path)(self.message, timeout=LONGEST_S)
+                    await channel.unary_unary(path)(self.message, timeout=LONGEST_S, metadata=shown)
             except grpc.aio.AioRpcError as error:
                 return str(error.code().name)
             return "OK"

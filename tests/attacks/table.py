@@ -91,6 +91,7 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "prompt: 260,000 token ids, 4 at once": lambda: complete(4, prompt=[7] * 260_000),
     "prompt: 3,000,000 token ids": lambda: complete(prompt=[7] * 3_000_000),
     "prompt: 1,024 in a call": lambda: complete(prompt=["a"] * 1024),
+    "prompt: 1,024 in a call of 40 tokens": lambda: complete(prompt=["a"] * 1024, max_tokens=40, ignore_eos=True),
     "prompt: 200,000 in a call": lambda: complete(prompt=["a"] * 200_000),
     "n: 1,024 samples, 4 at once": lambda: complete(4, n=1024, temperature=1),
     "messages: 250,000": lambda: chat(messages=[MESSAGE] * 250_000),

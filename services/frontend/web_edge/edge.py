@@ -125,7 +125,7 @@ class WebEdge:
         if error is not None:
             raise error
         if method.name not in NO_WORK:
-            self._admission.check_open(0)
+            self._admission.check_open(0, self._access.tenant_of_metadata(dict(metadata)))
 
     async def _message(
         self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, held: DecodedBytes

@@ -283,7 +283,6 @@ def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
     with pytest.raises(InvalidArgument, match=library):
         careful.compile(bomb)
     assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
-<<<<<<< HEAD
 
 
 def test_any_object_takes_a_part_of_the_time_that_a_process_has(
@@ -320,8 +319,6 @@ def test_an_automaton_of_outlines_is_that_of_whole_texts(
     taken = began.accept(first)
     began.rollback(taken)
     assert began.accept(first) == len(first), "as from the beginning"
-||||||| a0dbe9b8
-=======
 
 
 def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(tokenizer: Tokenizer) -> None:
@@ -346,4 +343,3 @@ def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(t
                 assert taken or token_id not in found, (beginning, tokenizer.decode([token_id]))
                 assert not taken or token_id in found or SPACES.match(tokenizer.decode([token_id])), beginning
                 matcher.rollback(taken)
->>>>>>> structured
