@@ -171,7 +171,7 @@ def test_two_models_are_refused_by_name() -> None:
     "words",
     [
         # vllm#37133
-        "--trust-remote-code --port 9527 --gpu-memory-utilization 0.90 --enable-prefix-caching --enable-chunked-prefill",
+        "--trust-remote-code --port 9527 --gpu-memory-utilization 0.9 --enable-prefix-caching --enable-chunked-prefill",
         # vllm-project/recipes PR 657
         "--kv-cache-dtype fp8 --max-num-batched-tokens 8192 --enable-chunked-prefill --async-scheduling",
         # vllm#39734
