@@ -39,5 +39,5 @@ class CommandParser(argparse.ArgumentParser):
             for name in action.option_strings
             if name.startswith("--")
         ]
-        wanted = "--" + flag.lstrip("-").replace("_", "-").lower()
+        wanted = "--" + flag.split(maxsplit=1)[0].lstrip("-").replace("_", "-").lower()
         return next(iter(difflib.get_close_matches(wanted, shown, 1, LIKELY)), "")

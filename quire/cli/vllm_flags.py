@@ -39,11 +39,11 @@ def _add(parser: argparse.ArgumentParser, flag: str, values: str | int | None, a
 
 def answer(flag: str) -> str:
     """Returns what to do instead of a flag that no parser knows in this form; empty for one that is not vLLM's: with
-    underscores, and with a part of its value in its name (--compilation-config.mode, -O3)."""
+    underscores, with a dash more (--cc), and with a part of its value in its name (--compilation-config.mode, -O3)."""
     name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
     name = "-O" if name.startswith("-O") and name[2:].isdigit() else name
-    name = SHORT.get(name, name)
-    instead = REFUSED.get(name, "")
+    known = SHORT.get(name, SHORT.get(name.replace("--", "-", 1), name))
+    instead = REFUSED.get(known, "")
     return _refusal(name, instead) if instead else ""
 
 

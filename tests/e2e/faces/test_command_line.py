@@ -116,8 +116,9 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     assert ready["message"] == "ready"
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
-    deaths = [line for line in lines if line["message"].startswith(("frontend-0 ended", "worker detached"))]
-    assert {line["level"] for line in deaths} == {"warning"}
+    levels = {line["message"]: line["level"] for line in lines}
+    assert levels["worker detached"] == "warning"
+    assert {level for text, level in levels.items() if text.startswith("frontend-0 ended")} == {"error"}
 
 
 @pytest.mark.slow

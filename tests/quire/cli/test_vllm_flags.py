@@ -107,7 +107,7 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("--gpu_memory_utilization=0.9",), "did you mean --gpu-memory-utilization?"),
         (("--max-model-length", "4096"), "did you mean --max-model-len?"),
         (("--compilation-config.mode", "3"), "--compilation-config is vLLM's; here: "),
-        (("-cc.mode=3",), "--compilation-config is vLLM's; here: "),
+        (("-cc.mode=3",), "-cc is vLLM's; here: nothing is compiled"),
         (("-O3",), "-O is vLLM's; here: nothing is compiled"),
         (("--hf_overrides", "{}"), "--hf-overrides is vLLM's; here: "),
         (("--no-such-thing-anywhere",), "unrecognized argument: --no-such-thing-anywhere ("),
@@ -117,6 +117,14 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("--rope-scaling", '{"rope_type":"yarn","factor":4.0}'), "change config.json"),
         (("--limit-mm-per-prompt", '{"image": 4}'), "pictures, audio and video are not taken"),
         (("--distributed-executor-backend", "ray"), "there is no Ray"),
+        (
+            ("--reasoning-config", '{"reasoning_start_str": "<think>"}'),
+            "thinking_token_budget of a request",
+        ),  # vllm#42399
+        (("--cc", '{"mode": "3"}'), "--cc is vLLM's; here: nothing is compiled"),  # vllm#32755
+        (("--max_num_batched_tokens", "4096", "--swap_space", "16"), "did you mean --max-num-batched-tokens?"),
+        (("--swap_space", "16"), "--swap-space is vLLM's; here: --kv-offloading-size GIB"),  # vllm#37133
+        (("folder", "--dtype auto"), "unrecognized argument: --dtype auto; did you mean --dtype?"),  # vllm#22072
     ],
 )
 def test_what_is_nearly_right_is_one_line(
@@ -157,3 +165,23 @@ def test_several_served_names_are_refused_by_name(words: list[str]) -> None:
 def test_two_models_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="model: one is served, got 'one' and 'other'"):
         up.options_from(_parse(["serve", "one", "--model", "other"]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        # vllm#37133
+        "--trust-remote-code --port 9527 --gpu-memory-utilization 0.9 --enable-prefix-caching --enable-chunked-prefill",
+        # vllm-project/recipes PR 657
+        "--kv-cache-dtype fp8 --max-num-batched-tokens 8192 --enable-chunked-prefill --async-scheduling",
+        # vllm#39734
+        "--load-format fastsafetensors --tool-call-parser gemma4 --enable-auto-tool-choice --reasoning-parser gemma4",
+    ],
+)
+def test_command_lines_of_the_field_are_taken_or_end_at_code_of_others(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--trust-remote-code" in words:
+        assert "code of a checkpoint is never run" in refusal(capsys, "folder", *words.split())
+        words = words.replace("--trust-remote-code", "")
+    assert parsed(*words.split()).model == "folder"

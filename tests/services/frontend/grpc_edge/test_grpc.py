@@ -186,12 +186,12 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
         ),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], tools=[pb.Tool(name="f")]),
-            "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
+            "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of ",
         ),
     ],
 )
 async def test_chat_refusals(frontend: Running, request_: pb.ChatRequest, text: str) -> None:
-    assert (await refusal(frontend.inference.Chat(request_))).details() == text
+    assert ((await refusal(frontend.inference.Chat(request_))).details() or "").startswith(text)
 
 
 async def test_developer_turns_are_instructions(frontend: Running, script: ScriptedScheduler) -> None:
