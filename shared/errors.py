@@ -97,6 +97,14 @@ class Unimplemented(QuireError):
     code = pb.ERROR_CODE_UNIMPLEMENTED
 
 
+class UnsupportedEncoding(Unimplemented):
+    """A body in an encoding that is not offered here."""
+
+
+class BodyTooLarge(InvalidArgument):
+    """A body, or what it decodes to, of more bytes than are taken."""
+
+
 class Internal(QuireError):
     """A fault of ours."""
 
@@ -125,6 +133,12 @@ TRANSPORTS: dict[int, Transport] = {
     pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
 
+# Errors that HTTP has a status of its own for.
+_OWN_TRANSPORTS: dict[type[QuireError], Transport] = {
+    UnsupportedEncoding: Transport(grpc.StatusCode.UNIMPLEMENTED, 415, "UnsupportedMediaTypeError"),
+    BodyTooLarge: Transport(grpc.StatusCode.INVALID_ARGUMENT, 413, "RequestEntityTooLargeError"),
+}
+
 _BY_CODE: dict[int, type[QuireError]] = {
     cls.code: cls
     for cls in (
@@ -143,7 +157,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
 
 
 def transport(error: QuireError) -> Transport:
-    return TRANSPORTS[error.code]
+    return _OWN_TRANSPORTS.get(type(error)) or TRANSPORTS[error.code]
 
 
 def to_proto(error: QuireError) -> pb.Error:

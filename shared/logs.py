@@ -197,9 +197,9 @@ def is_json() -> bool:
     return any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers)
 
 
-def as_json(service: str, message: str, **values: Any) -> str:
+def as_json(service: str, message: str, level: str = "info", **values: Any) -> str:
     """A line like those of the log, for what is written elsewhere."""
-    head = {"time": round(time.time(), 3), "level": "info", "service": service, "logger": "quire", "message": message}
+    head = {"time": round(time.time(), 3), "level": level, "service": service, "logger": "quire", "message": message}
     return AS_JSON({**head, **values})
 
 

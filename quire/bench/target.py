@@ -44,7 +44,7 @@ class Target:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire up`, and those that name a server that is there."""
-    up.configure(parser)
+    up.add_options(parser)
     parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
     parser.epilog = shapes.EPILOG
     there = parser.add_argument_group("instead of starting a cluster")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import socket
+import ssl
 from collections.abc import Iterator
 
 from quire.cli.flags import human_int, mapping
@@ -17,6 +19,11 @@ ADDRESS_VARIABLE = "QUIRE_ADDRESS"
 TLS_VARIABLE = "QUIRE_TLS"
 ADMIN_ADDRESS_VARIABLE = "QUIRE_ADMIN_ADDRESS"
 ADMIN_KEY_VARIABLE = "QUIRE_ADMIN_KEY_FILE"
+PROBE_S = 2.0
+ASKS_FOR_OURS = (
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE",
+)  # a server that wants a certificate
 NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's words
 
 
@@ -58,10 +65,10 @@ def tls_of(arguments: argparse.Namespace) -> Tls:
 @contextlib.contextmanager
 def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
     """Where nothing answers, the error says so and what to do, in place of gRPC's words."""
-    address = address_of(arguments)
+    address, tls = address_of(arguments), tls_of(arguments)
     client = Client(
         address,
-        tls=tls_of(arguments),
+        tls=tls,
         admin_address=getattr(arguments, "admin_address", "") or os.environ.get(ADMIN_ADDRESS_VARIABLE, ""),
         admin_key_file=getattr(arguments, "admin_key_file", "") or os.environ.get(ADMIN_KEY_VARIABLE, ""),
     )
@@ -69,8 +76,27 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
         try:
             yield client
         except Unavailable as error:
+            if not tls.dials and speaks_tls(address):
+                message = f"{address} answers with TLS; say with --tls ca=FILE which certificates to trust"
+                raise Unavailable(f"{message} (or {TLS_VARIABLE})") from None
             if NOT_CONNECTED not in error.message:
                 raise
             reason = error.message.rsplit(": ", 1)[-1]
             message = f"no cluster answers at {address} ({reason}); `quire up` starts one, --address names another"
             raise Unavailable(message) from None
+
+
+def speaks_tls(address: str) -> bool:
+    """Returns whether a server at HOST:PORT answers the first message of TLS with one of its own; its certificate is
+    not looked at."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_S) as plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:
+        return error.reason in ASKS_FOR_OURS
+    except (OSError, ValueError):
+        return False

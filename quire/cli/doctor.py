@@ -5,19 +5,30 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from quire import bundled
-from quire.cli.connection import add_address, address_of, tls_of
-from quire.cli.flags import add_setting
-from quire.doctor import certificates, cluster, gpu, machine, model, network
+from quire.cli.connection import (
+    ADDRESS_VARIABLE,
+    ADMIN_ADDRESS_VARIABLE,
+    ADMIN_KEY_VARIABLE,
+    add_admin,
+    address_of,
+    tls_of,
+)
+from quire.cli.flags import add_setting, human_int
+from quire.cluster import metrics_ports
+from quire.doctor import certificates, cluster, gpu, machine, model, network, secrets
 from quire.doctor.finding import Finding, ok, table, told
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
 OF_WORKERS = ("device", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-FLAGS = ("model", "revision", *OF_WORKERS, "host", "http_port", "redis", "redis_password_file", "client_tls")
+OF_FRONTENDS = ("host", "http_port", "redis", "redis_password_file", "client_tls", "api_keys")
+OF_ALL = ("cluster_secret_file",)
+FLAGS = ("model", "revision", *OF_WORKERS, *OF_FRONTENDS, *OF_ALL)
 S = TypeVar("S", bound=Settings)
 
 
@@ -29,9 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in FLAGS[1:]:
         owner = WorkerSettings if name in OF_WORKERS else FrontendSettings
         add_setting(parser, name, owner.model_fields[name])
-    add_address(parser)
+    add_admin(parser)
     parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="as `quire up` takes it; default: that of a scheduler alone"
+        "--metrics-port",
+        type=human_int,
+        metavar="PORT",
+        help=f"as `quire up` takes it; default: {metrics_ports.DEFAULT}, if it is free",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -63,7 +77,7 @@ class _AllSettings:
     """As the three services would read them. Raises QuireError."""
 
     def __init__(self, flags: dict[str, Any]) -> None:
-        given = {name: flags[name] for name in (*FLAGS, "config") if flags.get(name)}
+        given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}
         self.frontend = _of(FrontendSettings, given)
         self.scheduler = _of(SchedulerSettings, given)
         self.worker = _of(WorkerSettings, given)
@@ -82,33 +96,34 @@ def _of(service: type[S], given: dict[str, Any]) -> S:
 
 
 def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[Finding]:
-    frontend, worker, scheduler_port = settings.frontend, settings.worker, settings.scheduler.metrics_port
-    address = address_of(arguments)
-    services = cluster.find(address, tls_of(arguments))
+    frontend, worker = settings.frontend, settings.worker
+    place = _place(arguments)
+    services = cluster.find(place)
     has_worker = importlib.util.find_spec("services.worker") is not None  # images of other services do not
     yield from machine.look(worker.device, for_workers=has_worker)
     if has_worker:
         yield from gpu.look(worker.device, worker.num_ranks)
-    wanted = {
-        "http_port": frontend.http_port,
-        "grpc_port": arguments.grpc_port,
-        "metrics_port": scheduler_port if arguments.metrics_port is None else arguments.metrics_port,
-    }
-    yield from network.look_at_ports(frontend.host, wanted, address if services else "")
+    answers_at = place.address if services else ""
+    wanted = {"http_port": frontend.http_port, "grpc_port": arguments.grpc_port}
+    yield from network.look_at_ports(frontend.host, wanted, answers_at)
+    yield from network.look_at_metrics_port(arguments.metrics_port, answers_at)
     yield from network.look_at_redis(frontend)
     yield from certificates.look("client_tls", frontend.client_tls)
     yield from certificates.look("tls", frontend.tls)
-    yield from _secret(frontend)
+    yield from secrets.look((frontend, settings.scheduler, worker))
+    yield from secrets.look_at_api_keys(frontend)
     if has_worker:
         yield from model.look(settings.model, worker.revision, worker.device)
     else:
         yield ok("worker", "is not installed here; where it is, `quire doctor` looks at device and model as well")
-    yield from cluster.look(address, services)
+    yield from cluster.look(place, services)
 
 
-def _secret(frontend: FrontendSettings) -> Iterator[Finding]:
-    def read() -> Iterator[Finding]:
-        is_there = frontend.cluster_secret() is not None
-        yield ok("cluster secret", frontend.cluster_secret_file if is_there else "none named; `quire up` makes one")
-
-    yield from told("cluster secret", read, "a file with 32 characters or more that only this user can read")
+def _place(arguments: argparse.Namespace) -> cluster.ClusterAddress:
+    return cluster.ClusterAddress(
+        address_of(arguments),
+        tls_of(arguments),
+        arguments.admin_address or os.environ.get(ADMIN_ADDRESS_VARIABLE, ""),
+        arguments.admin_key_file or os.environ.get(ADMIN_KEY_VARIABLE, ""),
+        is_named=bool(arguments.address or os.environ.get(ADDRESS_VARIABLE)),
+    )

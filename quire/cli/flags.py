@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -26,8 +26,15 @@ def human_int(text: str) -> int:
     return int(value)
 
 
-def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, dest: str | None = None) -> None:
-    """A flag for one field. Left out, it leaves no value behind."""
+def add_setting(
+    parser: argparse.ArgumentParser,
+    name: str,
+    field: FieldInfo,
+    dest: str | None = None,
+    also: Sequence[str] = (),
+) -> None:
+    """A flag for one field. Left out, it leaves no value behind. `also`: further values of one that has choices, which
+    whoever reads them translates."""
     options: dict[str, Any] = {
         "dest": dest or name,
         "default": argparse.SUPPRESS,
@@ -41,7 +48,9 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
     if annotation is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif get_origin(annotation) is Literal:
-        options["choices"] = get_args(annotation)
+        options["choices"] = (*get_args(annotation), *also)
+        if also:
+            options["metavar"] = "{" + ",".join(get_args(annotation)) + "}"
     elif get_origin(annotation) is tuple:
         options["type"] = _words
         options["metavar"] = "A,B,..."

@@ -85,16 +85,20 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
-    from argparse import ArgumentParser
-
+    from quire.cli.parser import CommandParser
     from shared.version import VERSION
 
-    parser = ArgumentParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
+    parser = CommandParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in arguments if not word.startswith("-")), "")
+    chosen = parser
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == wanted:
             importlib.import_module(module).configure(command)
-    return parser.parse_args(arguments)
+            chosen = command
+    parsed, left_over = parser.parse_known_args(arguments)
+    if left_over:
+        chosen.refuse(left_over)
+    return parsed

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
 import shutil
 import signal
 import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
 
 from quire.cli.connection import add_admin, client_of
 from quire.client import Client
@@ -48,19 +54,52 @@ def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
 
 
 def _watch(client: Client, interval_s: float) -> None:
-    """Until Ctrl-C or SIGTERM, on the terminal's other screen: what was there before is there again afterwards."""
+    """Draws until q, Ctrl-C or SIGTERM, on the terminal's other screen: the first one is back afterwards."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     history, ink = History(), Ink(coloured=True)
     sys.stdout.write(OTHER_SCREEN)
     try:
-        while True:
-            shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
-            body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)
-            sys.stdout.write(f"{HOME}{body}{REST_OF_SCREEN}")
-            sys.stdout.flush()
-            time.sleep(interval_s)
+        with _single_keys() as keys:
+            _draw(client, history, ink, interval_s, keys)
     except KeyboardInterrupt:
         return
     finally:
         sys.stdout.write(OWN_SCREEN)
         sys.stdout.flush()
+
+
+def _draw(client: Client, history: History, ink: Ink, interval_s: float, keys: int | None) -> None:
+    while True:
+        shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
+        body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)
+        sys.stdout.write(f"{HOME}{body}{REST_OF_SCREEN}")
+        sys.stdout.flush()
+        if _asked_to_end(keys, time.monotonic() + interval_s):
+            return
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[int | None]:
+    """The terminal's input, key by key and unseen; None where there is no terminal to type at."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setcbreak(keys)
+    try:
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _asked_to_end(keys: int | None, until_s: float) -> bool:
+    """Returns whether q was typed before the next look is due."""
+    while (left_s := until_s - time.monotonic()) > 0:
+        if keys is None:
+            time.sleep(left_s)
+        elif select.select([keys], [], [], left_s)[0]:
+            typed = os.read(keys, 64)
+            if not typed or b"q" in typed.lower():
+                return True
+    return False

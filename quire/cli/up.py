@@ -12,8 +12,9 @@ from typing import Any
 
 from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
-from quire.cluster import Cluster, ClusterOptions, GivenUp
+from quire.cluster import Cluster, ClusterOptions, GivenUp, detected
 from shared import logs
+from shared.errors import InvalidArgument
 from shared.process.lifecycle import EXIT_FORCED
 from shared.settings import SERVICES, Settings
 
@@ -28,6 +29,12 @@ OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several servic
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    vllm_flags.add(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Flags of a cluster's options, also for other commands that start one."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -36,7 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder, GGUF file, or ORG/NAME on a hub (default: quire-tiny)",
     )
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
-    parser.add_argument("--served-model-name", default="", help="name that requests use; default: the model's own")
+    parser.add_argument("--model", dest="named_model", default="", help=argparse.SUPPRESS)  # as vLLM's users write it
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="name that requests use; default: the model's own",
+    )
     parser.add_argument(
         "--workers",
         "--data-parallel-size",
@@ -53,7 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address that frontends listen on; 0.0.0.0 for all interfaces"
+        "--host",
+        default="127.0.0.1",
+        help="address that frontends listen on, with --join the workers; 0.0.0.0 for all interfaces",
     )
     parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
@@ -68,10 +84,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-targets-file", default="", metavar="FILE", help="written for Prometheus's file_sd_configs"
     )
+    _add_joining(parser)
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
-        add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
-    vllm_flags.add(parser)
+        field, also = SERVICES[service].model_fields[name], detected.NAMES.get(name, ())
+        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
+
+
+def _add_joining(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--join",
+        default="",
+        metavar="HOST:PORT,...",
+        help="start workers alone, for the cluster whose `quire up` printed scheduler=HOST:PORT; with "
+        "--cluster-secret-file, and the same model",
+    )
+    parser.add_argument(
+        "--cluster-secret-file",
+        default="",
+        metavar="FILE",
+        help="secret of the cluster (openssl rand -hex 32), for workers that join it; default: as "
+        "QUIRE_*_CLUSTER_SECRET_FILE or the settings file say, else a new one",
+    )
+    parser.add_argument(
+        "--scheduler-host",
+        default="127.0.0.1",
+        help="address that schedulers listen on, and workers, for workers of other machines; 0.0.0.0 for all",
+    )
+    parser.add_argument(
+        "--scheduler-port",
+        type=human_int,
+        default=0,
+        help="port of the first scheduler, the others have those behind it; 0: any free ones",
+    )
 
 
 def settings_by_flag() -> list[tuple[str, str]]:
@@ -95,10 +140,11 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
             continue
         for target in SERVICES if name in COMMON else (service,):
             settings[target][name] = value
+    model, served_model_name = names(values)
     return ClusterOptions(
-        model=values["model"],
+        model=model,
         revision=values["revision"],
-        served_model_name=values["served_model_name"],
+        served_model_name=served_model_name,
         workers=num_workers(values),
         prefill_workers=values["prefill_workers"],
         decode_workers=values["decode_workers"],
@@ -110,9 +156,29 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         admin_port=values["admin_port"],
         metrics_port=values["metrics_port"],
         metrics_targets_file=values["metrics_targets_file"],
+        scheduler_host=values["scheduler_host"],
+        scheduler_port=values["scheduler_port"],
+        cluster_secret_file=values["cluster_secret_file"],
+        join=values["join"],
         redis=values["redis"],
         settings=settings,
     )
+
+
+def names(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the model and the name that requests use. A flag that takes several names, as vLLM's does, takes the
+    MODEL that stands behind it as one more. Raises InvalidArgument for more than one of either."""
+    models = [name for name in (values["model"], values["named_model"]) if name]
+    served, *more = values["served_model_name"] or [""]
+    if len(more) == 1 and not models:
+        models, more = more, []
+    if more:
+        found = " ".join(values["served_model_name"])
+        message = f"served_model_name: one name is served, got {found!r}; start a frontend for each other name"
+        raise InvalidArgument(message, field="served_model_name")
+    if len(models) > 1:
+        raise InvalidArgument(f"model: one is served, got {' and '.join(map(repr, models))}", field="model")
+    return models[0] if models else "", served
 
 
 def num_workers(values: Mapping[str, Any]) -> int:
@@ -123,21 +189,21 @@ def num_workers(values: Mapping[str, Any]) -> int:
 
 
 def ready_line(cluster: Cluster, *, json: bool) -> str:
-    assert cluster.metrics is not None
-    addresses = {"http": cluster.http_address, "grpc": cluster.grpc_address, "metrics": cluster.metrics.address}
+    addresses = cluster.addresses
     if json:
         return logs.as_json("quire", "ready", **addresses)
     return " ".join(["quire ready", *(f"{kind}={address}" for kind, address in addresses.items())])
 
 
-def _report_as_json(line: str) -> None:
-    logs.say(logs.as_json("quire", line), sys.stderr)
+def report_failure(line: str) -> None:
+    """Writes why a process of the cluster ended, cannot be started or does not drain as a line of a JSON log."""
+    logs.say(logs.as_json("quire", line, level="error"), sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
-    cluster = Cluster(options, report=_report_as_json if json else None)
+    cluster = Cluster(options, report=report_failure if json else None)
     asked: SimpleQueue[None] = SimpleQueue()  # its put() may interrupt its get()
     draining = False
 

@@ -1,4 +1,4 @@
-"""Flags that vLLM's users type and that `quire up` does not have: each says what to do instead."""
+"""Flags that vLLM's users type and that `quire up` does not have: each is taken, or says what to do instead."""
 
 from __future__ import annotations
 
@@ -6,61 +6,52 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-# Flag -> what to do instead; "" where nothing has to be done.
-INSTEAD = {
-    "--allowed-origins": "--cors-origins",
-    "--decode-context-parallel-size": "every rank has all KV (--context-parallel-size)",
-    "--disable-log-requests": "",
-    "--download-dir": "set HF_HOME",
-    "--enable-chunked-prefill": "",
-    "--enable-expert-parallel": "--expert-parallel",
-    "--enable-lora": "",
-    "--enable-log-requests": "",
-    "--enable-request-id-headers": "",
-    "--enforce-eager": "--no-cuda-graphs",
-    "--guided-decoding-backend": "--structured-output-backend",
-    "--hf-token": "set HF_TOKEN",
-    "--kv-transfer-config": "there are no KV connectors",
-    "--lora-modules": "--lora NAME=FOLDER,NAME=FOLDER",
-    "--max-seq-len-to-capture": "",
-    "--middleware": "the HTTP server takes no code of others; put a proxy in front",
-    "--no-enable-log-requests": "",
-    "--prefill-context-parallel-size": "--context-parallel-size",
-    "--ssl-ca-certs": "--client-tls cert=FILE,key=FILE,ca=FILE,clients=require",
-    "--ssl-certfile": "--client-tls cert=FILE,key=FILE",
-    "--ssl-keyfile": "--client-tls cert=FILE,key=FILE",
-    "--structured-outputs-config": "--structured-output-backend",
-    "--swap-space": "--kv-offloading-size GIB",
-    "--task": "",
-    "--tokenizer": "the model's folder has its tokenizer",
-    "--tokenizer-mode": "",
-    "--trust-remote-code": "code of a checkpoint is never run",
-    "--uvicorn-log-level": "--log-level",
-}
-SWITCHES = frozenset({  # that take no value
-    "--disable-log-requests",
-    "--enable-chunked-prefill",
-    "--enable-expert-parallel",
-    "--enable-log-requests",
-    "--enable-lora",
-    "--enable-request-id-headers",
-    "--enforce-eager",
-    "--no-enable-log-requests",
-    "--trust-remote-code",
-})  # fmt: skip
+from quire.cli.parser import CommandParser
+from quire.cli.vllm_flag_table import ANYWAY, IF_VALUE, REFUSED, SHORT, SYNONYMS
+
+SWITCHES = ("--disable-", "--enable-", "--enforce-", "--return-", "--trust-", "--use-")  # have a --no- form
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Out of the help, which lists what there is."""
+    """Out of the help, which lists what there is. A flag that the parser has already stays as it is."""
     taken = {flag for action in parser._actions for flag in action.option_strings}
-    for flag in INSTEAD.keys() - taken:
-        values = 0 if flag in SWITCHES else None  # "?" would take the model's name for a switch's value
-        parser.add_argument(flag, nargs=values, action=_Elsewhere, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+    for flag in REFUSED.keys() - taken:
+        _add(parser, flag, "*", _Refused)
+        if flag.startswith(SWITCHES):
+            _add(parser, f"--no-{flag[2:]}", 0, _Anyway)
+    for flag in ANYWAY - taken:
+        _add(parser, flag, 0, _Anyway)
+        if (negated := f"--no-{flag[2:]}") not in REFUSED:
+            _add(parser, negated, 0, _Anyway)
+    for flag in IF_VALUE.keys() - taken:
+        _add(parser, flag, None, _IfValue)
+    for flag, other in SHORT.items():
+        parser._option_string_actions[flag] = parser._option_string_actions[other]
+    for flag, other in SYNONYMS.items():
+        parser._option_string_actions[flag] = parser._option_string_actions[other]
+    if isinstance(parser, CommandParser):
+        parser.explain = answer
 
 
-class _Elsewhere(argparse.Action):
-    """Refuses by name, unless nothing has to be done."""
+def _add(parser: argparse.ArgumentParser, flag: str, values: str | int | None, action: type[argparse.Action]) -> None:
+    parser.add_argument(flag, nargs=values, action=action, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
 
+
+def answer(flag: str) -> str:
+    """Returns what to do instead of a flag that no parser knows in this form; empty for one that is not vLLM's: with
+    underscores, and with a part of its value in its name (--compilation-config.mode, -O3)."""
+    name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
+    name = "-O" if name.startswith("-O") and name[2:].isdigit() else name
+    name = SHORT.get(name, name)
+    instead = REFUSED.get(name, "")
+    return _refusal(name, instead) if instead else ""
+
+
+def _refusal(flag: str, instead: str) -> str:
+    return f"{flag} is vLLM's; here: {instead}"
+
+
+class _Refused(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -68,7 +59,28 @@ class _Elsewhere(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        flag = option_string or ""
-        instead = INSTEAD[flag]
-        if instead:
-            parser.error(f"{flag} is vLLM's; here: {instead}")
+        parser.error(_refusal(option_string or "", REFUSED[self.option_strings[0]]))
+
+
+class _Anyway(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Does nothing: what the flag asks for is so, or is not there to be switched off."""
+
+
+class _IfValue(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        fine, instead = IF_VALUE[self.option_strings[0]]
+        if instead and values not in fine:
+            parser.error(_refusal(f"{option_string} {values}", instead))

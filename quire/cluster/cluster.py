@@ -12,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from quire.cluster.detected import without_detected
 from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_page import ClusterPage, ScrapeTarget, write_discovery
 from quire.cluster.metrics_ports import MetricsPorts
-from quire.cluster.options import ClusterOptions, Spec, check_model, more_workers, plan
+from quire.cluster.options import EVERYWHERE, ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import say
@@ -61,12 +62,38 @@ class Cluster:
     def grpc_address(self) -> str:
         return self._of("frontend")[0].addresses["grpc"]
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Returns where it answers, by kind, as `quire up` prints it once it is started."""
+        assert self.metrics is not None
+        if self.options.join:
+            names = ",".join(process.spec.id for process in self._of("worker"))
+            return {"metrics": self.metrics.address, "scheduler": self.options.join, "workers": names}
+        schedulers = [process.addresses["grpc"] for process in self._of("scheduler")]
+        return {
+            "http": self.http_address,
+            "grpc": self.grpc_address,
+            "metrics": self.metrics.address,
+            "scheduler": ",".join(schedulers),
+            "url": self._url(),
+        }
+
+    def _url(self) -> str:
+        """Returns what a browser of this machine opens."""
+        host, _, port = self.http_address.rpartition(":")
+        if self.options.host in EVERYWHERE:
+            host = "localhost"
+        elif ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        scheme = "https" if self._tls("frontend", "client_tls").serves else "http"
+        return f"{scheme}://{host}:{port}"
+
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns when every service has announced itself; raises QuireError for a port that is in use, and Unavailable
         if a service refuses to start; GivenUp if give_up() was called meanwhile."""
         atexit.register(self.stop)
         try:
-            self.options = self.options.located()
+            self.options = without_detected(self.options.located())
             check_model(self.options)
             ports = self._metrics_ports = MetricsPorts(self._endpoints, self.options.metrics_port)
             self.specs = plan(self.options, self._endpoints, ports)
@@ -164,10 +191,10 @@ class Cluster:
                 message = f"metrics_targets_file: cannot write {path!r}: {error.strerror}"
                 raise FailedPrecondition(message, field="metrics_targets_file") from None
 
-    def _tls(self) -> Tls:
-        """Of the services' pages: one setting for all of them, unless somebody went out of their way."""
-        given = self.options.settings.get("scheduler", {}).get("tls", NO_TLS)
-        return given if isinstance(given, Tls) else build(Tls, given, "tls")
+    def _tls(self, service: str = "scheduler", name: str = "tls") -> Tls:
+        """Returns a setting of TLS; without names, that of the services' pages, which is one for all of them."""
+        given = self.options.settings.get(service, {}).get(name, NO_TLS)
+        return given if isinstance(given, Tls) else build(Tls, given, name)
 
     def _close_endpoints(self) -> None:
         if self.metrics is not None:

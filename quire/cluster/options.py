@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +14,7 @@ from typing import Any
 
 from quire import bundled
 from quire.cluster import gpus, tied
+from quire.cluster.cluster_secrets import cluster_secrets
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
 from shared.errors import InvalidArgument
@@ -19,6 +22,8 @@ from shared.models import model_hub, model_identity
 from shared.security import secret_file
 from shared.settings import SERVICES
 from shared.settings.base import is_secret
+
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class ClusterOptions:
     admin_port: int = 0  # of the first frontend; 0: any free one
     metrics_port: int | None = 0  # of the whole cluster, those of the services behind it; None: 9101, if it is free
     metrics_targets_file: str = ""  # for Prometheus's file_sd_configs; empty: none is written
+    scheduler_host: str = LOOPBACK  # address that schedulers listen on, for workers of other machines
+    scheduler_port: int = 0  # of the first scheduler, the others have those behind it; 0: any free ones
+    cluster_secret_file: str = ""  # empty: as the services' settings say, else a new secret
+    join: str = ""  # HOST:PORT,... of schedulers that run already: workers for them are all that is started
     redis: str = "auto"  # URL, embedded or none; auto: embedded if there are several schedulers
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -130,31 +139,68 @@ def _as_text(value: Any) -> str:
 
 def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -> list[Spec]:
     """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
-    leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
-    for name, least in leasts.items():
-        if getattr(options, name) < least:
-            raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
+    _check_counts(options)
+    secrets = cluster_secrets(options.cluster_secret_file, options.settings, endpoints, is_joining=bool(options.join))
+    if options.join:
+        joined = _workers(options, range(_num_workers(options)), list(addresses(options.join, "join")))
+        return [_connected(spec, secrets, metrics) for spec in joined]
     ports = {
         "http_port": endpoints.hold_port("http_port", options.host, options.http_port),
         "grpc_port": endpoints.hold_port("grpc_port", options.host, options.grpc_port),
     }
     redis, specs = _redis(options, endpoints)
-    secret = endpoints.secret("cluster-secret")
-    schedulers = [f"{LOOPBACK}:{endpoints.hold_port('scheduler')}" for _ in range(options.schedulers)]
+    schedulers = _held_schedulers(options, endpoints)
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
-    num_workers = options.workers + options.prefill_workers + options.decode_workers
-    specs += _workers(options, range(num_workers), schedulers)
+    specs += _workers(options, range(_num_workers(options)), schedulers)
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
-    return [spec if isinstance(spec, RedisSpec) else _joined(spec, secret, metrics) for spec in specs]
+    return [spec if isinstance(spec, RedisSpec) else _connected(spec, secrets, metrics) for spec in specs]
 
 
-def _joined(spec: ServiceSpec, secret: Path, metrics: MetricsPorts) -> ServiceSpec:
-    """With the secret that this cluster's services prove to each other, unless it was given one, and a port for its
-    metrics."""
-    return replace(
-        spec,
-        flags={"cluster_secret_file": secret, **spec.flags, "metrics_port": metrics.hold(), "share_ports": True},
-    )
+def _check_counts(options: ClusterOptions) -> None:
+    leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
+    for name, least in leasts.items():
+        if getattr(options, name) < least:
+            raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
+    if not options.join:
+        return
+    if not _num_workers(options):
+        raise InvalidArgument(
+            "workers: must be at least 1 with join, which starts nothing else; got 0", field="workers"
+        )
+    defaults = ClusterOptions()
+    for name in ("frontends", "schedulers", "scheduler_host", "scheduler_port", "redis"):
+        if getattr(options, name) != getattr(defaults, name):
+            message = f"{name}: join starts workers alone; {name} belongs to the `quire up` that is joined"
+            raise InvalidArgument(message, field=name)
+
+
+def _num_workers(options: ClusterOptions) -> int:
+    return options.workers + options.prefill_workers + options.decode_workers
+
+
+def _held_schedulers(options: ClusterOptions, endpoints: Endpoints) -> list[str]:
+    """Returns the addresses at which services of this machine dial the schedulers."""
+    host = LOOPBACK if options.scheduler_host in EVERYWHERE else options.scheduler_host
+    wanted = [options.scheduler_port + index if options.scheduler_port else 0 for index in range(options.schedulers)]
+    ports = [endpoints.hold_port("scheduler_port", options.scheduler_host, port) for port in wanted]
+    return [f"{host}:{port}" for port in ports]
+
+
+def _connected(spec: ServiceSpec, secrets: Mapping[str, str], metrics: MetricsPorts) -> ServiceSpec:
+    """With the secret that services of a cluster prove to each other, unless its settings name another, and a port for
+    its metrics."""
+    secret = {"cluster_secret_file": secrets[spec.role]}
+    return replace(spec, flags={**secret, **spec.flags, "metrics_port": metrics.hold(), "share_ports": True})
+
+
+def addresses(text: str, field: str) -> tuple[str, ...]:
+    """Returns the HOST:PORT of a list with commas. Raises InvalidArgument for one that is none."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidArgument(f"{field}: {address!r} is not HOST:PORT, as `quire up` prints it", field=field)
+    return found
 
 
 def check_model(options: ClusterOptions) -> None:
@@ -168,10 +214,11 @@ def more_workers(
     options: ClusterOptions, specs: Sequence[Spec], numbers: Iterable[int], metrics: MetricsPorts
 ) -> list[ServiceSpec]:
     """Of a cluster that was planned as `specs`."""
-    planned = [spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "scheduler"]
-    schedulers = [f"{LOOPBACK}:{spec.flags['grpc_port']}" for spec in planned]
-    secret = planned[0].flags["cluster_secret_file"]
-    return [_joined(spec, secret, metrics) for spec in _workers(options, numbers, schedulers)]
+    planned = [spec for spec in specs if isinstance(spec, ServiceSpec)]
+    known = next(spec for spec in planned if spec.role == "frontend")
+    schedulers = list(known.flags["schedulers"])
+    secrets = {"worker": known.flags["cluster_secret_file"]}
+    return [_connected(spec, secrets, metrics) for spec in _workers(options, numbers, schedulers)]
 
 
 def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any], list[Spec]]:
@@ -192,6 +239,7 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
     port = int(address.rsplit(":", 1)[1])
     flags = {
         "id": name,
+        **_host(options.scheduler_host),
         "grpc_port": port,
         **redis,
         **options.settings.get("scheduler", {}),
@@ -215,11 +263,19 @@ def _role(options: ClusterOptions, index: int) -> str:
     return roles[index] if index < len(roles) else "both"
 
 
+def _host(host: str) -> dict[str, str]:
+    """Returns the setting of a service; on loopback none, so that the environment may say another."""
+    return {} if host == LOOPBACK else {"host": host}
+
+
 def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> ServiceSpec:
-    name = f"worker-{index}"
+    """Others fetch KV from it where it listens: where the schedulers of its cluster do, or as `host` says where it
+    joins another machine's. There its name must differ from those of every other machine."""
+    name = f"worker-{index}-{socket.gethostname()}-{os.getpid()}" if options.join else f"worker-{index}"
     first = index % len(schedulers)
     flags = {
         "id": name,
+        **_host(options.host if options.join else options.scheduler_host),
         "model": options.model_folder,
         "served_model_name": options.model_name,
         "scheduler": schedulers[first:] + schedulers[:first],
@@ -249,6 +305,7 @@ def _frontend(
         "admin_port": options.admin_port if index == 0 else 0,
         "schedulers": tuple(schedulers),
         **_kept_streams(options, redis),
+        **({"health_awaits_worker": True} if options.settings.get("worker", {}).get("lora") else {}),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)

@@ -3,36 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.admin import admin_of
 from quire.client import Client
 from quire.doctor.finding import Finding, error, ok, warning
 from shared.errors import QuireError
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.rpc.channel import connect_blocking
 from shared.settings.tls import Tls
 from shared.version import VERSION
 
+PATIENCE_S = 5.0
 
-def find(address: str, tls: Tls) -> list[pb.ServiceStatus]:
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Where a cluster is looked for. `is_named`: by the user; else it is where `quire up` would start one."""
+
+    address: str
+    tls: Tls
+    admin_address: str = ""
+    admin_key_file: str = ""
+    is_named: bool = False
+
+
+def find(at: ClusterAddress) -> list[pb.ServiceStatus]:
     """Its services, the frontend first; empty if there is none, or none that lets this user ask."""
     try:
-        admin_of(address, "", "")
-        with Client(address, tls=tls) as client:
+        admin_of(at.address, at.admin_address, at.admin_key_file)
+        admin = {"admin_address": at.admin_address, "admin_key_file": at.admin_key_file}
+        with Client(at.address, tls=at.tls, **admin) as client:
             return client.status()
     except QuireError:
         return []
 
 
-def look(address: str, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
+def look(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
     if not services:
-        yield ok("cluster", f"none of this user's answers at {address}")
+        yield _unseen(at) if at.is_named else ok("cluster", f"none of this user's answers at {at.address}")
         return
-    yield ok("cluster", f"{len(services)} services at {address}")
+    yield ok("cluster", f"{len(services)} services at {at.address}")
     for service in services:
         if service.state in (pb.STATE_DOWN, pb.STATE_STALLED):
             state = pb.State.Name(service.state).removeprefix("STATE_").lower()
             yield error(service.id, f"is {state}", "its log says why: quire status, then the log of that process")
     yield _versions(services)
+
+
+def _unseen(at: ClusterAddress) -> Finding:
+    """Tells a frontend that answers nobody from one that answers, and shows its services to its operator alone."""
+    try:
+        with connect_blocking(at.address, at.tls) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+    except QuireError as refusal:
+        return error("cluster", refusal.message, "look at --address and --tls")
+    except grpc.RpcError as refusal:
+        found = f"nothing answers at {at.address} ({refusal.code().name})"
+        return error("cluster", found, "look at --address (a frontend's gRPC port) and --tls, and at its log")
+    advice = "on its machine, as its user; or with --admin-address and --admin-key-file"
+    return warning("cluster", f"answers at {at.address}; its services are shown to its operator alone", advice)
 
 
 def _versions(services: Sequence[pb.ServiceStatus]) -> Finding:

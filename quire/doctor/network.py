@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
+from quire.cluster.endpoints import LOOPBACK
+from quire.cluster.metrics_ports import DEFAULT
 from quire.doctor.finding import Finding, error, ok, told, warning
 from shared import ports, prefix_index
 from shared.errors import FailedPrecondition
@@ -29,6 +31,19 @@ def look_at_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterato
                 yield error(field, refusal.message.removeprefix(f"{field}: ").partition(";")[0], _other(field))
         else:
             yield ok(field, f"{host}:{port} is free")
+
+
+def look_at_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
+    """`wanted`: as `quire up` takes it, None for its default, in whose place it takes any free port."""
+    if wanted is not None:
+        yield from look_at_ports(LOOPBACK, {"metrics_port": wanted}, cluster)
+        return
+    for finding in look_at_ports(LOOPBACK, {"metrics_port": DEFAULT}, cluster):
+        if finding.level == "ok":
+            yield finding
+        else:
+            advice = f"`quire up` takes and prints another one; Prometheus may expect {DEFAULT}"
+            yield warning(finding.subject, finding.found, advice)
 
 
 def _other(field: str) -> str:

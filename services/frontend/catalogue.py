@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.frontend.request.model_names import no_model
 from services.frontend.scheduler_client.client import ClusterLimits
-from shared.errors import NotFound
 from shared.pb.common.v1 import model_pb2
 
 
@@ -81,7 +81,7 @@ class Catalogue:
     def check(self, name: str) -> None:
         self._look()
         if name not in ("", self.name) and name not in self._adapters:
-            raise NotFound(f"The model `{name}` does not exist.", field="model")
+            raise no_model(name, self.name, self._adapters)
 
     def _look(self) -> None:
         limits = self._limits()

@@ -66,7 +66,9 @@ class Frontend:
         self.door = Door(settings, self.metrics, self.redis.access, self._room)
         self._grpc = GrpcPort(settings, self.door)
         self.core = FrontendCore(settings, self.model, self.door, self.redis, self._grpc.address)
-        self._health = FrontendHealth(self.core.client, shutdown, self._grpc.server)
+        self._health = FrontendHealth(
+            self.core.client, shutdown, self._grpc.server, awaits_worker=settings.health_awaits_worker
+        )
         parts = (self.model, self.door, self.core)
         self._offline = Offline(
             settings, self.door.access, self.door.bodies, self.metrics.batches, lambda: shutdown.requested

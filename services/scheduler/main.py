@@ -148,7 +148,9 @@ class Scheduler:
         if settings.redis == "none":
             return None
         redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
-        registry = Registry(redis, prefix_index.RegistryKeys(settings.redis_namespace), self._entry)
+        keys = prefix_index.RegistryKeys(settings.redis_namespace)
+        malformed = prefix_index.MalformedEntries(lambda kind: metrics.malformed.labels(kind).inc())
+        registry = Registry(redis, keys, self._entry, malformed)
         return PrefixDirectory(redis, registry, settings.name, metrics)
 
     def _entry(self) -> prefix_index.SchedulerEntry:

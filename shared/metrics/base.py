@@ -34,11 +34,13 @@ STEP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02
 MIGRATION_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 ITERATION_BUCKETS = (1, *range(8, 257, 8), 512, 1024, 2048, 4096, 8192, 16384)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (0, *COUNT_BUCKETS)
 
 CALL_TIMEOUT_S = 10.0  # without a byte of a call to a page of metrics
 LONGEST_CALL_S = 30.0  # with them
 MOST_CALLS = 64  # at once, each in a thread of its own
 
+REDIS_ENTRY_KINDS = ("scheduler", "worker")  # that the registry and the prefix index hold
 MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
 
 

@@ -16,6 +16,8 @@ from shared.metrics.base import (
     LATENCY_BUCKETS,
     MIGRATION_BUCKETS,
     MODEL_LABELS,
+    PREEMPTION_BUCKETS,
+    REDIS_ENTRY_KINDS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
     add_process_collectors,
@@ -99,6 +101,9 @@ class FrontendMetrics:
         self.cached_tokens = self._counter(
             "vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache", *MODEL_LABELS
         ).labels(*self._labels)
+        self.request_computed_tokens = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached", buckets
+        )
         self.request_prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", buckets)
         self.request_generation_tokens = self._histogram(
             "vllm:request_generation_tokens", "Tokens generated for a sample", buckets
@@ -110,6 +115,11 @@ class FrontendMetrics:
             "vllm:request_params_max_tokens", "max_tokens of a request", buckets
         )
         self.request_params_n = self._histogram("vllm:request_params_n", "n of a request", COUNT_BUCKETS)
+        self.request_num_preemptions = self._histogram(
+            "vllm:request_num_preemptions",
+            "Times that a sample was preempted, as its scheduler counts",
+            PREEMPTION_BUCKETS,
+        )
 
     def _add_latencies(self) -> None:
         self.time_to_first_token = self._histogram(
@@ -208,6 +218,12 @@ class FrontendMetrics:
 
     def _add_redis(self) -> None:
         self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
+        malformed = self._counter(
+            "quire_frontend_redis_malformed_entries",
+            "Entries in Redis that could not be read and were skipped, by kind, at each reading",
+            "kind",
+        )
+        self.malformed_entries = {kind: malformed.labels(kind) for kind in REDIS_ENTRY_KINDS}
         lookups = self._counter(
             "quire_frontend_prefix_lookups", "Prompts whose cached prefix was to be looked up", "outcome"
         )

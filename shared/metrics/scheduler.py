@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
+from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, REDIS_ENTRY_KINDS, STEP_BUCKETS
 from shared.metrics.histogram import Histogram
 from shared.metrics.operations import OperationMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -49,7 +49,7 @@ class SchedulerMetrics:
         self.step_tokens = Histogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in a step",
-            ["engine"],
+            MODEL_LABELS,
             buckets=ITERATION_BUCKETS,
             registry=registry,
         )
@@ -123,6 +123,14 @@ class DirectoryMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.errors = Counter("quire_scheduler_redis_errors", "Failures to reach Redis", registry=registry)
+        self.malformed = Counter(
+            "quire_scheduler_redis_malformed_entries",
+            "Entries in Redis that could not be read and were skipped, by kind, at each reading",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in REDIS_ENTRY_KINDS:
+            self.malformed.labels(kind)
         self.republished = Counter(
             "quire_scheduler_index_republished", "Whole caches of workers published (again)", registry=registry
         )
@@ -189,6 +197,8 @@ class ClusterGauges:
     deferred: int  # waiting for a worker, or for their grammar
     unowned_blocks: int
     block_size: int
+    num_kv_groups: int = 1  # a block of each for as many tokens as a block has
+    max_model_len: int = 0
     paused: bool = False  # generation is
 
 
@@ -219,11 +229,13 @@ def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
 
 
 def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
-    family = GaugeMetricFamily(
-        "vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, "block_size", "num_gpu_blocks")
-    )
+    names = ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+    family = GaugeMetricFamily("vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, *names))
     for labels, worker in rows:
-        family.add_metric((*labels, str(cluster.block_size), str(worker.blocks.total)), 1)
+        num_tokens = worker.blocks.total // cluster.num_kv_groups * cluster.block_size
+        longest = f"{num_tokens / cluster.max_model_len if cluster.max_model_len else 0:.2f}"
+        sizes = (cluster.block_size, worker.blocks.total, num_tokens, longest)
+        family.add_metric((*labels, *map(str, sizes)), 1)
     return family
 
 

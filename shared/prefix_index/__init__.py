@@ -9,14 +9,17 @@ most clusters have no Redis.
 
 from typing import TYPE_CHECKING, Any
 
+from shared.prefix_index.entries import NOT_COUNTED, MalformedEntries, SchedulerEntry, WorkerEntry
 from shared.prefix_index.keys import BlockKeys, RegistryKeys
-from shared.prefix_index.reader import PrefixReader, RegistryReader, SchedulerEntry, WorkerEntry, WorkerMatch
+from shared.prefix_index.reader import PrefixReader, RegistryReader, WorkerMatch
 
 if TYPE_CHECKING:
     from shared.prefix_index.connection import connect
 
 __all__ = [
+    "NOT_COUNTED",
     "BlockKeys",
+    "MalformedEntries",
     "PrefixReader",
     "RegistryKeys",
     "RegistryReader",

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shared.kv.block_hash import page_name
-from shared.kv.kv_retention import Retention, longest_match, retention_of
-from shared.kv.kv_specs import FULL, Window
+from shared.kv.kv_retention import longest_match
+from shared.prefix_index.entries import (
+    NOT_COUNTED,
+    MalformedEntries,
+    SchedulerEntry,
+    WorkerEntry,
+    name_of,
+    scheduler_entry,
+    worker_entry,
+)
 from shared.prefix_index.keys import BlockKeys, RegistryKeys, member
+
+Entry = TypeVar("Entry")
 
 # Blocks are evicted tail first, so what a worker holds of a prompt is a prefix, and its length is found by bisection: 7
 # memberships for 128 blocks. In Redis, because asking for them from here would take a reply for each.
@@ -29,25 +38,13 @@ return depths
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerEntry:
-    """A scheduler that renewed its lease."""
+class Kind(NamedTuple, Generic[Entry]):
+    """Kind of entry: its set of ids, the key of each, and how its value is read."""
 
-    id: str
-    address: str
-    epoch: int
-    num_workers: int
-    draining: bool = False  # it takes nobody
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEntry:
-    """A worker whose scheduler renewed its lease: only its present epoch is believed."""
-
-    id: str
-    epoch: int
-    scheduler: str
-    groups: tuple[Retention, ...] = ()  # of KV; none: a single one that keeps everything
+    name: str
+    index: str
+    key: Callable[[str], str]
+    read: Callable[[str, bytes], Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +56,30 @@ class WorkerMatch:
 
 
 class RegistryReader:
-    """Who schedules. Errors of Redis come as redis.RedisError."""
+    """Who schedules. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
 
-    def __init__(self, redis: Any, keys: RegistryKeys) -> None:
+    def __init__(self, redis: Any, keys: RegistryKeys, malformed: MalformedEntries = NOT_COUNTED) -> None:
         self._redis = redis
         self._keys = keys
+        self._malformed = malformed
 
     async def schedulers(self) -> list[SchedulerEntry]:
-        entries = await _entries(self._redis, self._keys.schedulers, self._keys.scheduler)
-        return [
-            SchedulerEntry(name, e["address"], e["epoch"], e["num_workers"], bool(e.get("draining")))
-            for name, e in entries
-        ]
+        kind = Kind("scheduler", self._keys.schedulers, self._keys.scheduler, scheduler_entry)
+        return await _entries(self._redis, kind, self._malformed)
 
 
 class PrefixReader:
-    """Who holds what. Errors of Redis come as redis.RedisError."""
+    """Who holds what. Errors of Redis come as redis.RedisError; entries that cannot be read are skipped and counted."""
 
-    def __init__(self, redis: Any, keys: BlockKeys) -> None:
+    def __init__(self, redis: Any, keys: BlockKeys, malformed: MalformedEntries = NOT_COUNTED) -> None:
         self._redis = redis
         self._keys = keys
+        self._malformed = malformed
         self._depths = redis.register_script(DEPTHS)
 
     async def workers(self) -> list[WorkerEntry]:
-        entries = await _entries(self._redis, self._keys.workers, self._keys.worker)
-        return [WorkerEntry(name, e["epoch"], e["scheduler"], _groups(e)) for name, e in entries]
+        kind = Kind("worker", self._keys.workers, self._keys.worker, worker_entry)
+        return await _entries(self._redis, kind, self._malformed)
 
     async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[WorkerMatch]:
         """One round trip for all workers of one kind."""
@@ -117,17 +113,23 @@ def _is_there(held: Sequence[int], count: int, group: int, block: int) -> bool:
     return bool(held[group * count + block])
 
 
-def _groups(entry: dict[str, Any]) -> tuple[Retention, ...]:
-    size = int(entry.get("block_size", 1))
-    return tuple(
-        retention_of(Window(length) if length else FULL, size) for length in map(int, entry.get("windows", ()))
-    )
-
-
-async def _entries(redis: Any, index: str, key: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
+async def _entries(redis: Any, kind: Kind[Entry], malformed: MalformedEntries) -> list[Entry]:
     """Members of a registry set whose own key is still there."""
-    names = sorted(name.decode() for name in await redis.smembers(index))
+    names: list[tuple[str, bytes]] = []
+    for data in sorted(await redis.smembers(kind.index)):
+        try:
+            names.append((name_of(data), data))
+        except ValueError as error:
+            malformed.add(kind.name, data, str(error))
     if not names:
         return []
-    values = await redis.mget([key(name) for name in names])
-    return [(name, json.loads(value)) for name, value in zip(names, values, strict=True) if value is not None]
+    found: list[Entry] = []
+    values = await redis.mget([kind.key(name) for name, _ in names])
+    for (name, data), value in zip(names, values, strict=True):
+        if value is None:
+            continue
+        try:
+            found.append(kind.read(name, value))
+        except ValueError as error:
+            malformed.add(kind.name, data, str(error))
+    return found

@@ -41,10 +41,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
-    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(transport(error).grpc_code, error.message)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)  # of streams, whatever it answers: no message is awaited
 
 
 def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:

@@ -10,6 +10,7 @@ import grpc.aio
 from shared import ports
 from shared.errors import FailedPrecondition
 from shared.rpc import health, reflection
+from shared.rpc.call_bounds import HEADER_BYTES, CallBounds
 from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
 from shared.rpc.health import NOT_SERVING, SERVING
 from shared.security.tls import server_credentials
@@ -19,8 +20,14 @@ SERVER_OPTIONS = [
     *COMMON_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),  # else our own keep-alive earns GOAWAY too_many_pings
     ("grpc.http2.max_ping_strikes", 0),
+    # Headers of a call, once they are unpacked: a client can name one of 4 KB thousands of times, in a byte each.
+    ("grpc.max_metadata_size", HEADER_BYTES // 2),  # more may be refused
+    ("grpc.http2.settings_timeout", 5_000),  # for a client to acknowledge that; it is closed otherwise
+    ("grpc.absolute_max_metadata_size", HEADER_BYTES),  # more is refused
 ]
-
+STREAMS_OPTION = "grpc.max_concurrent_streams"
+MAX_STREAMS = 100  # calls under way on one connection; a peer's session takes one, further calls wait with the caller
+FIRST_MESSAGE_S = 10.0
 
 LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
 
@@ -56,8 +63,11 @@ class Server:
         port_setting: str = "grpc_port",
         tls_setting: str = "tls",
         more_options: Iterable[tuple[str, int]] = (),
+        max_streams: int = MAX_STREAMS,
+        first_message_s: float = FIRST_MESSAGE_S,
     ) -> None:
         """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read.
+        `max_streams`: calls under way on one connection. `first_message_s`: from a call's headers to its request.
 
         `port_setting` and `tls_setting` are what errors name."""
         ports.check(host, port, port_setting, share=share_port)  # gRPC itself would print a line of C++
@@ -65,9 +75,11 @@ class Server:
             *SERVER_OPTIONS,
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
+            (STREAMS_OPTION, max_streams),
             *more_options,
         ]
-        self._grpc = grpc.aio.server(options=options, interceptors=interceptors)
+        outermost = CallBounds(first_message_s)
+        self._grpc = grpc.aio.server(options=options, interceptors=[outermost, *interceptors])
         self.methods = Methods(self._grpc)
         self._services = ("", *services)
         self._health = health.Health()

@@ -116,13 +116,22 @@ def load(
     environ: Mapping[str, str] | None = None,
 ) -> S:
     """Settings of the service `model` belongs to; `known` are all services' models, `flags` hold no None."""
-    environ = os.environ if environ is None else environ
     service = next(name for name, candidate in known.items() if candidate is model)
     flags = dict(flags)
-    path = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
-    values = _from_file(Path(path), known).get(service, {}) if path else {}
-    values = {**values, **_from_environment(environ, known)[service], **flags}
-    return build(model, values, service)
+    given = configured(known, flags.pop("config", ""), environ)
+    return build(model, {**given[service], **flags}, service)
+
+
+def configured(
+    known: Mapping[str, type[Settings]], path: str = "", environ: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Returns by service the values that the YAML file and the environment give, unchecked. `path`: of the file; empty:
+    as QUIRE_CONFIG says. Raises InvalidArgument for names that no service has."""
+    environ = os.environ if environ is None else environ
+    path = path or environ.get(CONFIG_VARIABLE, "")
+    of_file = _from_file(Path(path), known) if path else {}
+    of_environment = _from_environment(environ, known)
+    return {service: {**of_file.get(service, {}), **of_environment[service]} for service in known}
 
 
 def build(model: type[M], values: Mapping[str, Any], service: str) -> M:

@@ -20,6 +20,9 @@ class ConnectionLimits:
     per_address: int = 4096  # connections of one address, at most half of all; of gRPC as many again
     grpc: int = 16_384  # gRPC connections of all addresses, at most a third of the process's descriptors
     grpc_idle_s: int = 300  # of a gRPC connection without a call; clients open it again by themselves
+    # Calls under way on one gRPC connection; more wait in the client. A client that does not acknowledge its settings
+    # makes gRPC hold the headers of as many calls, up to 1 MB each, until it is closed after five seconds.
+    grpc_streams: int = 256
     reserved: int = 256  # of the process's descriptors, for everything else
 
     @classmethod

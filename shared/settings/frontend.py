@@ -77,6 +77,11 @@ class FrontendSettings(Settings):
         description="the same while a scheduler is there and has no worker, where that is longer: where workers are "
         "scaled to none, more than the first one takes to start",
     )
+    health_awaits_worker: bool = Field(
+        False,
+        description="answer /health and grpc.health.v1 with serving only after the first worker has come, so that its "
+        "adapters are listed by then; otherwise a scheduler is enough, where requests wait for a worker",
+    )
     response_store_mb: int = Field(
         64,
         ge=0,
@@ -113,6 +118,11 @@ class FrontendSettings(Settings):
     )
     cors_origins: tuple[str, ...] = Field(
         (), description="origins whose pages browsers may let call this server; *: all; empty: none"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names that clients may reach this server by (the Host header), besides localhost and its own "
+        "address; *: any. Without it any name is taken, but for a server on loopback without API keys",
     )
     root_path: str = Field(
         "",

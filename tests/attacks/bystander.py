@@ -75,7 +75,8 @@ class Bystander:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             content = json.dumps(body).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            head += "content-type: application/json\r\n"
             writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             status = (await reader.readline()).split()[1].decode()
             arrivals: list[float] = []

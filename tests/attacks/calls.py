@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -60,7 +61,8 @@ class Post:
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         length = b"transfer-encoding: chunked" if self.chunked else b"content-length: %d" % len(self.body)
-        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: {self.content_type}\r\nconnection: close\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: {self.content_type}\r\n"
         if self.json_bytes is not None:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
         writer.write(head.encode() + length + b"\r\n\r\n")
@@ -100,4 +102,12 @@ class Rpc:
             return "OK"
 
 
-Call = Post | Rpc
+class Call(Protocol):
+    """A call of any kind."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    async def send(self, target: Target) -> str:
+        """Returns how it ended, in a few words."""
+        ...

@@ -11,6 +11,7 @@ from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.attacks.calls import Call, Post, Rpc
 from tests.attacks.dialects import DIALECTS
+from tests.attacks.floods import FLOODS
 from tests.attacks.sizes import MB, MIB, words
 
 MESSAGE = {"role": "user", "content": "x"}
@@ -158,4 +159,5 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
         [Rpc("Tokenize", pb.TokenizeRequest(text=words(15 * MB)).SerializeToString(), streams=False)] * 4
     ),
     **DIALECTS,
+    **FLOODS,
 }

@@ -44,6 +44,9 @@ NAMES = [
     "KServe's gRPC: 5,000,000 elements",
     "vllm.grpc.engine: 4,000,000 token ids, 4 at once",
     "Connect: 15 MiB of [ as JSON",
+    "HTTP/2: 50,000 HEADERS with END_STREAM and no message",
+    "HTTP/2: 50,000 health checks with END_STREAM and no message",
+    "HTTP/2: CONTINUATION without end",
 ]
 
 

@@ -208,9 +208,8 @@ class Callers:
         reader, writer = await asyncio.open_connection(host, int(port))
         body = b'{"model": "%s", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}'
         body %= self._cluster.options.model_name.encode()
-        head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        )
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
         await reader.read(draw.randrange(1, 2000))
         writer.transport.abort()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from services.frontend.access.key import Key
+from services.frontend.access.rate_limit import RateLimit
 from shared.errors import ResourceExhausted
 
 MINUTE_S = 60.0
@@ -50,6 +52,10 @@ class Bucket:
         """Until there is so much; 0 if it is there."""
         return max(0.0, (wanted - self.level) * MINUTE_S / per_minute)
 
+    def rate_limit(self, of: Literal["requests", "tokens"], per_minute: int) -> RateLimit:
+        reset_s = self.wait_s(per_minute, per_minute) if per_minute else 0.0
+        return RateLimit(of, per_minute, self.level, reset_s)
+
 
 class Account:
     """Of one key, at one frontend and, as far as it has heard, at others. `clock`: seconds that only grow; `wall`: of
@@ -93,6 +99,17 @@ class Account:
         self._tokens.take(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
         self._untold = AccountUse(self._untold.requests, self._untold.tokens + num_tokens)
+
+    def rate_limits(self) -> list[RateLimit]:
+        """Of the key as it was shown last; none where it has none by the minute."""
+        now, key = self._clock(), self.key
+        self._requests.fill(key.requests_per_minute, now)
+        self._tokens.fill(key.tokens_per_minute, now)
+        found = [
+            self._requests.rate_limit("requests", key.requests_per_minute),
+            self._tokens.rate_limit("tokens", key.tokens_per_minute),
+        ]
+        return [one for one in found if one.limit]
 
     def take_untold(self) -> AccountUse:
         """For the others; put_back() if they could not be told."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_FIELDS
 from services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from services.frontend.anthropic_edge.tools import MODES
 from services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
+from services.frontend.http.extra_body import opened
 from services.frontend.http.known_fields import described
+from services.frontend.http.nested_fields import check_models, check_objects
 from services.frontend.http.ranges import needs
 from services.frontend.http.unknown_fields import UnknownFields
+from services.frontend.input_processor.not_offered import refuse_not_offered
+from services.frontend.input_processor.other_samplers import SAMPLERS
 from shared.errors import Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
@@ -56,7 +61,7 @@ TOOL: dict[str, Any] = {
 class MessageBody(BaseModel):
     """One turn."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*OF_ROLES]})
+    model_config = ConfigDict(extra="allow", json_schema_extra={"allOf": [*OF_ROLES]})
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
@@ -65,17 +70,17 @@ class MessageBody(BaseModel):
 class Thinking(BaseModel):
     """How much to reason: a budget in tokens, or as much as the model likes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = Field(None, description="omitted: the reasoning is left out; any other: it comes whole")
 
 
 class OutputConfig(BaseModel):
     """Effort, and the form of the answer."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
@@ -95,16 +100,32 @@ class CountBody(BaseModel):
     tool_choice: dict[str, Any] | None = Field(None, json_schema_extra=TOOL_CHOICE)
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(None, description="older name of output_config.format")
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _open_extra_body(cls, sent: Any) -> Any:
+        return opened(sent)
 
     def refuse_unknown(self, unknown: UnknownFields) -> None:
         """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra = self.model_extra or {}
-        unknown.check(extra.keys() - IGNORED - NOT_OFFERED, MessagesBody.model_fields.keys() | IGNORED | NOT_OFFERED)
+        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED | SAMPLERS.keys()
+        unknown.check(extra.keys() - known, MessagesBody.model_fields.keys() | known)
+        refuse_not_offered(extra, SAMPLERS)
         for name, value in extra.items():
             if name in NOT_OFFERED and value not in NOTHING:
                 reason = THREAD if name == "thread" else ""
                 raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
+        self._check_objects(unknown)
+
+    def _check_objects(self, unknown: UnknownFields) -> None:
+        check_models(unknown, self)
+        check_objects(unknown, self.system, BLOCK, "system")
+        check_objects(unknown, self.tools, TOOL_FIELDS, "tools")
+        check_objects(unknown, self.tool_choice, CHOICE, "tool_choice")
+        for number, message in enumerate(self.messages):
+            check_objects(unknown, message.content, BLOCK, f"messages[{number}].content")
 
 
 class MessagesBody(CountBody):

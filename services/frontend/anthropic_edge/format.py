@@ -22,6 +22,12 @@ from shared.pb.common.v1 import finish_pb2
 Json = dict[str, Any]
 
 PING = {"type": "ping"}
+# What a server without cache writes by hand, regions and service tiers has to say of these.
+OF_MESSAGES: Json = {
+    "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
+    "inference_geo": None,
+    "service_tier": "standard",
+}
 
 
 def event(body: Json) -> bytes:
@@ -46,15 +52,27 @@ def usage_object(usage: Usage) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
     }
+
+
+def message_usage(usage: Usage) -> Json:
+    """Returns the usage of a message, which says where and how it was computed as well."""
+    return {**usage_object(usage), **OF_MESSAGES}
 
 
 def ending(finish: Finish, *, has_calls: bool) -> Json:
     if finish.reason == finish_pb2.FINISH_REASON_LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        return _stopped("max_tokens")
     if finish.stop_string is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_string}
-    return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+        return _stopped("stop_sequence", finish.stop_string)
+    return _stopped("tool_use" if has_calls else "end_turn")
+
+
+def _stopped(reason: str | None, sequence: str | None = None) -> Json:
+    """Returns why a message ended. Details are of refusals, and containers of tools that a server runs."""
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
 
 
 class _Block:
@@ -90,11 +108,12 @@ class _Block:
     def _block(self, text: str, arguments: Json, signature: str) -> Json:
         match self._part:
             case CallPiece():
-                return {"type": "tool_use", "id": self._part.id, "name": self._part.name, "input": arguments}
+                called = {"id": self._part.id, "name": self._part.name, "input": arguments}
+                return {"type": "tool_use", **called, "caller": {"type": "direct"}}
             case Reasoning():
                 return {"type": "thinking", "thinking": text, "signature": signature}
             case _:
-                return {"type": "text", "text": text}
+                return {"type": "text", "text": text, "citations": None}
 
     def _delta(self, text: str) -> Json:
         match self._part:
@@ -145,8 +164,8 @@ class MessageFormat:
             self._finish = delta.finish or self._finish
 
     def _opening(self, generation: Generation) -> Json:
-        usage = {**usage_object(generation.usage), "output_tokens": 0}
-        return {**self._fields, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        usage = message_usage(generation.usage._replace(completion_tokens=0, reasoning_tokens=0))
+        return {**self._fields, "content": [], **_stopped(None), "usage": usage}
 
     def _add(self, part: Part) -> Iterator[Json]:
         self._has_calls = self._has_calls or isinstance(part, CallPiece)
@@ -177,7 +196,7 @@ class MessageFormat:
         blocks = list(_blocks(parts_of(delta)))
         has_calls = any(block["type"] == "tool_use" for block in blocks)
         end = ending(delta.finish, has_calls=has_calls)
-        return {**self._fields, "content": blocks, **end, "usage": usage_object(generation.usage)}
+        return {**self._fields, "content": blocks, **end, "usage": message_usage(generation.usage)}
 
     def refusal(self, error: QuireError) -> Response:
         return errors.as_response(error)

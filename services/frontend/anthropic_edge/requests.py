@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.frontend.anthropic_edge import tools
-from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody, OutputConfig
+from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from services.frontend.anthropic_edge.turns import turns
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
@@ -30,7 +30,7 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "thinking_token_budget": _budget(body, tokenizer),
-        "structured_output": _form(body.output_config),
+        "structured_output": _form(body),
     }
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
@@ -80,10 +80,12 @@ def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
     return body.thinking.budget_tokens
 
 
-def _form(config: OutputConfig | None) -> sampling_pb2.StructuredOutput | None:
-    if config is None or config.format is None:
+def _form(body: MessagesBody) -> sampling_pb2.StructuredOutput | None:
+    asked = None if body.output_config is None else body.output_config.format
+    form = body.output_format if asked is None else asked
+    if form is None:
         return None
-    schema = config.format.get("schema")
-    if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
+    schema = form.get("schema")
+    if form.get("type") != "json_schema" or not isinstance(schema, dict):
         raise InvalidArgument("output_config.format must have type json_schema and a schema", field="output_config")
     return sampling_pb2.StructuredOutput(json_schema=json.dumps(schema))

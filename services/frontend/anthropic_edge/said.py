@@ -17,11 +17,36 @@ REFERENCE: Schema = {
     "required": ["type", "tool_name"],
     "properties": {"type": {"const": "tool_reference"}, "tool_name": {"type": "string"}},
 }
+SOURCE: Schema = {
+    "type": "object",
+    "anyOf": [
+        {"required": ["type", "data"], "properties": {"type": {"const": "text"}, "data": {"type": "string"}}},
+        {"required": ["type", "content"], "properties": {"type": {"const": "content"}, "content": {"type": "string"}}},
+    ],
+}
+DOCUMENT: Schema = {
+    "required": ["type", "source"],
+    "properties": {"type": {"const": "document"}, "source": SOURCE},
+}
+SEARCHED: Schema = {
+    "required": ["type", "content"],
+    "properties": {
+        "type": {"const": "search_result"},
+        "content": {"type": "array", "items": {"type": "object", **TEXT}},
+    },
+}
+COMPACTION: Schema = {
+    "required": ["type"],
+    "properties": {"type": {"const": "compaction"}, "content": {"type": ["string", "null"]}},
+}
 RESULT: Schema = {
     "required": ["type"],
     "properties": {
         "type": {"const": "tool_result"},
-        "content": {"type": ["string", "array", "null"], "items": {"type": "object", "anyOf": [TEXT, REFERENCE]}},
+        "content": {
+            "type": ["string", "array", "null"],
+            "items": {"type": "object", "anyOf": [TEXT, REFERENCE, DOCUMENT, SEARCHED]},
+        },
     },
 }
 USE: Schema = {
@@ -36,8 +61,8 @@ THOUGHT: Schema = {"required": ["type"], "properties": {"type": {"enum": [*THOUG
 SERVERS: Schema = {"required": ["type"], "properties": {"type": {"enum": [*SERVER_RUN]}}}
 SYSTEM: Schema = {"items": {"type": "object", **TEXT}}
 BLOCKS = {
-    "user": (TEXT, RESULT),
-    "assistant": (TEXT, USE, THOUGHT, SERVERS),
+    "user": (TEXT, RESULT, DOCUMENT, SEARCHED),
+    "assistant": (TEXT, USE, THOUGHT, SERVERS, COMPACTION),
     "system": (TEXT,),
 }  # by the role of their message
 OF_ROLES = [

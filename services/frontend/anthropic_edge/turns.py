@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.anthropic_edge.bodies import MessageBody
+from services.frontend.anthropic_edge.readable import readable
 from services.frontend.anthropic_edge.said import SERVER_RUN, THOUGHTS
 from services.frontend.request import conversation
 from shared.errors import InvalidArgument, Unimplemented
@@ -32,6 +33,7 @@ def _text_blocks(content: Any, place: str) -> list[Block]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise InvalidArgument(f"{place} must be text or a list of blocks", field=_field(place))
+    blocks = [readable(block) for block in blocks]
     for block in blocks:
         if block.get("type") == "text" and not isinstance(block.get("text"), str):
             raise InvalidArgument(f"{place}: a block of type text needs text", field=_field(place))
@@ -103,20 +105,10 @@ def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[
 
 def _result(block: Block, place: str) -> Mapping[str, Any]:
     content = block.get("content")
-    blocks = [_readable(part) for part in _text_blocks("" if content is None else content, place)]
-    text = _joined(_texts_alone(blocks, place))
+    text = _joined(_texts_alone("" if content is None else content, place))
     failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
     return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
 
 
-def _readable(block: Block) -> Block:
-    """Returns a reference to a tool, which a search for tools answers, as text: all tools are shown to the model."""
-    if block.get("type") != "tool_reference":
-        return block
-    return {"type": "text", "text": f"The tool {block.get('tool_name') or ''} is available."}
-
-
 def _not_offered(block: Block, place: str) -> Unimplemented:
-    return Unimplemented(
-        f"{place}: blocks of type {block.get('type')!r:.64} are not offered by this server", field=_field(place)
-    )
+    return conversation.unreadable(f"{place}: blocks", block.get("type"), _field(place))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
+from services.frontend.access.rate_limit import RateLimit
 from shared.errors import ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
@@ -92,6 +94,15 @@ class CallAdmission:
         raise ResourceExhausted(
             f"{limit}: {present} in flight and {more} asked for exceed {most}", retry_after_ms=self._retry_after_ms
         )
+
+    def rate_limits(self) -> list[RateLimit]:
+        """What may be in flight at once, of all clients together. Places come back as answers end: a moment after."""
+        reset_s = self._retry_after_ms / 1000
+        found: list[tuple[Literal["requests", "tokens"], int, int]] = [
+            ("requests", self._max_samples, self.num_samples),
+            ("tokens", self._max_tokens, self.num_tokens),
+        ]
+        return [RateLimit(of, most, most - taken, reset_s if taken >= most else 0.0) for of, most, taken in found]
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
         """What `lease` holds and what is held in all change together."""

@@ -7,6 +7,7 @@ import heapq
 from collections import Counter
 
 from services.frontend.access.access import Access, Caller
+from services.frontend.access.rate_limit import RateLimit
 from services.frontend.calls import call_measures
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.traced import trace_end
@@ -29,6 +30,7 @@ class Call:
 
     __slots__ = (
         "_calls",
+        "address",
         "caller",
         "drawn_id",
         "error",
@@ -48,6 +50,7 @@ class Call:
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
         self.caller: Caller | None = None  # None where there are no keys
+        self.address = ""  # of the client, without a port; empty: it is not known
         self.drawn_id = ""  # of the answer, where there is no request
         self.started_s = asyncio.get_running_loop().time()
         self.status = ""  # the edge's own word for how it ended
@@ -68,6 +71,11 @@ class Call:
     def id(self) -> str:
         """Empty while nothing has been read, and where the client's own is refused."""
         return self.request.request_id if self.request is not None else ""
+
+    def rate_limits(self) -> list[RateLimit]:
+        """Of the key that was shown; without any, of this frontend."""
+        own = [] if self.caller is None else self.caller.account.rate_limits()
+        return own or self._calls.admission.rate_limits()
 
     async def enter(self) -> None:
         """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
@@ -99,7 +107,7 @@ class Calls:
     def __init__(
         self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
     ) -> None:
-        self._admission = admission
+        self.admission = admission
         self._metrics = metrics
         self.access = access
         self.traces = traces or NoTraces()
@@ -116,7 +124,7 @@ class Calls:
 
     def begin(self) -> Call:
         """For a `with`."""
-        call = Call(self, self._admission)
+        call = Call(self, self.admission)
         self._live.add(call)
         return call
 

@@ -16,6 +16,7 @@ from services.frontend.grpc_edge.door import GrpcDoor
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.connections import Connections, descriptors
+from services.frontend.http.decoded_body import BodyDecoders
 from services.frontend.http.unknown_fields import UnknownFields
 from shared.metrics.frontend import FrontendMetrics
 from shared.settings.frontend import FrontendSettings
@@ -23,7 +24,7 @@ from shared.tracing import open_traces
 
 
 class Door:
-    """Owns the places of calls, the connections' counts, the traces, and the process that looks at large bodies."""
+    """Owns the places of calls, the connections' counts, the traces, and what reads large bodies."""
 
     def __init__(
         self, settings: FrontendSettings, metrics: FrontendMetrics, access: Access, room: Callable[[], Room]
@@ -43,6 +44,7 @@ class Door:
         self.grpc = GrpcDoor(self.admission, self.refused)
         self.messages = BoundedMessages(self.limits, self._large, self.calls, metrics)
         unknown = UnknownFields(metrics.count_unknown_field, strict=settings.strict_request_fields)
+        self.decoders = BodyDecoders()
         self.bodies = BodyBounds(self.limits, self._large, unknown)
 
     def look_ahead(self) -> None:
@@ -52,3 +54,4 @@ class Door:
     async def close(self) -> None:
         await asyncio.to_thread(self._traces.close)
         self._large.close()
+        self.decoders.close()

@@ -33,6 +33,8 @@ class GrpcPort:
             tls=settings.client_tls,
             tls_setting="client_tls",
             more_options=connections.options(door.connections),
+            max_streams=door.connections.limits.grpc_streams,
+            first_message_s=door.connections.limits.header_s,
         )
         self.watch = connections.AddressWatch(
             self.server.port,

@@ -13,8 +13,12 @@ ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 
 class FrontendHealth:
     """Owns the watch over the process, and tells the gRPC health service."""
 
-    def __init__(self, client: SchedulerClient, shutdown: Shutdown, server: Server) -> None:
+    def __init__(
+        self, client: SchedulerClient, shutdown: Shutdown, server: Server, *, awaits_worker: bool = False
+    ) -> None:
+        """`awaits_worker`: it does not serve before the first worker, whose adapters are listed from then on."""
         self._client = client
+        self._awaits_worker = awaits_worker
         self._shutdown = shutdown
         self._server = server
         self._liveness = Liveness()
@@ -23,7 +27,9 @@ class FrontendHealth:
         return self._liveness.is_alive
 
     def is_serving(self) -> bool:
-        return self._client.is_open and self._liveness.is_alive and not self._shutdown.requested
+        self._awaits_worker = self._awaits_worker and self._client.limits is None
+        is_up = self._client.is_open and self._liveness.is_alive
+        return is_up and not self._awaits_worker and not self._shutdown.requested
 
     def begin(self) -> None:
         """From now on attempts to reach a scheduler have to get ahead."""

@@ -13,6 +13,7 @@ from services.frontend.composition.health import FrontendHealth
 from services.frontend.composition.served_model import ServedModel
 from services.frontend.console.routes import ConsoleRoutes
 from services.frontend.http import app
+from services.frontend.http.page_rules import PageRules, is_loopback
 from services.frontend.http.router import Router
 from services.frontend.http.server import HttpServer
 from services.frontend.kserve_edge.routes import OpenInferenceRoutes
@@ -32,7 +33,10 @@ from services.frontend.openai_edge.routes.token_routes import TokenRoutes
 from services.frontend.sglang_edge.routes import SglangRoutes
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.edge import WebEdge
+from shared.logs import logger
 from shared.settings.frontend import FrontendSettings
+
+log = logger("http")
 
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
 
@@ -62,22 +66,24 @@ class HttpPort:
         self.address = settings.reachable(self.server.port)
 
     def _new_server(self) -> HttpServer:
-        settings, door = self._settings, self._door
+        settings, door, rules = self._settings, self._door, self._page_rules()
         face = app.build(
             [*self._apis(), *self._operation()],
             access=door.access,
             operator=self._services.admin.check_operator,
             open_paths=settings.open_paths,
-            cors_origins=settings.cors_origins,
+            rules=rules,
             root_path=settings.root_path,
             max_request_bytes=settings.max_request_bytes,
             max_file_bytes=settings.batch_file_mb * 2**20,
+            decoders=door.decoders,
             admission=door.admission,
             calls=door.calls,
             metrics=door.metrics,
             load=self._core.load,
             sse_keepalive_s=settings.sse_keepalive_s,
-            web=self._new_web_edge,
+            model=self._core.catalogue.name,
+            web=lambda face: self._new_web_edge(face, rules),
         )
         self._offline.call(face.inner)
         return HttpServer(
@@ -140,13 +146,26 @@ class HttpPort:
         """On the port of clients: who has a key is not told of other tenants."""
         return self._door.metrics.page(tenants=self._door.access.is_open)
 
-    def _new_web_edge(self, face: ASGIApp) -> WebEdge:
+    def _page_rules(self) -> PageRules:
+        settings, is_open = self._settings, self._door.access.is_open
+        if is_open and not is_loopback(settings.host):
+            log.warning(
+                "there are no API keys: whoever reaches this port may use it; set api_keys, or keep it to a network "
+                "of clients",
+                host=settings.host,
+                port=settings.http_port,
+            )
+        return PageRules.of(settings, has_keys=not is_open)
+
+    def _new_web_edge(self, face: ASGIApp, rules: PageRules) -> WebEdge:
         return WebEdge(
             face,
             self._services.inference,
             Codec(self._door.messages, self._door.limits),
             access=self._door.access,
+            rules=rules,
             admission=self._door.admission,
             refused=self._door.refused,
+            decoders=self._door.decoders,
             max_bytes=self._settings.max_request_bytes,
         )

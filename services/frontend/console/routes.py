@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import importlib.util
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,22 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-FILES = {f"/console/{path.name}": path for path in STATIC.iterdir() if path.suffix != ".html"}
-OPEN = ("/", *FILES)  # as anybody can read them in the source; what they show, they ask with the visitor's key
+FILES = {f"/console/{path.name}": path for path in STATIC.iterdir() if path.name != "index.html"}
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
+# As anybody can read them in the source; what they show, they ask with the visitor's key.
+OPEN = ("/", *FILES, *(f"/console/{name}" for name in SWAGGER))
 KEEP_S = 0.5  # a look at the cluster serves whoever asks within
 PRIVATE = ("pid", "address", "oldest_calls")  # of a service: for its operators only
 
@@ -50,7 +62,8 @@ class ConsoleRoutes:
         self.router.add_api_route("/docs", self.docs, methods=["GET"])
         for name in SWAGGER:
             if self._swagger is not None:
-                self.router.add_api_route(f"/docs/{name}", _file(self._swagger / name), methods=["GET"])
+                for folder in ("/docs", "/console"):
+                    self.router.add_api_route(f"{folder}/{name}", _file(self._swagger / name), methods=["GET"])
 
     async def page(self) -> Response:
         return _answer(STATIC / "index.html")
@@ -67,13 +80,22 @@ class ConsoleRoutes:
         """The OpenAPI document, to be read and tried."""
         if self._swagger is None:
             raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
-        return get_swagger_ui_html(
+        page = get_swagger_ui_html(
             openapi_url=f"{self._root}/openapi.json",
             title="Quire",
             swagger_js_url=f"{self._root}/docs/{SWAGGER[0]}",
             swagger_css_url=f"{self._root}/docs/{SWAGGER[1]}",
             swagger_favicon_url=f"{self._root}/console/icon.svg",
         )
+        page.headers.update({**HEADERS, "content-security-policy": _policy_of(bytes(page.body))})
+        return page
+
+
+def _policy_of(page: bytes) -> str:
+    """The console's, and the page's own scripts as they are."""
+    digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in INLINE_SCRIPT.findall(page)]
+    allowed = "".join(f" 'sha256-{one}'" for one in digests)
+    return POLICY.replace("script-src 'self'", f"script-src 'self'{allowed}")
 
 
 def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:

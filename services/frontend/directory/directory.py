@@ -12,7 +12,15 @@ from services.frontend.scheduler_client.prompt_hashes import known_block_size
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
-from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, RegistryReader, SchedulerEntry, WorkerEntry
+from shared.prefix_index import (
+    BlockKeys,
+    MalformedEntries,
+    PrefixReader,
+    RegistryKeys,
+    RegistryReader,
+    SchedulerEntry,
+    WorkerEntry,
+)
 from shared.process.supervision import pause
 
 log = logger("directory")
@@ -45,7 +53,8 @@ class Directory:
         self._redis = redis
         self._namespace = namespace
         self._model = model
-        self._registry = RegistryReader(redis, RegistryKeys(namespace))
+        self._malformed = MalformedEntries(lambda kind: metrics.malformed_entries[kind].inc())
+        self._registry = RegistryReader(redis, RegistryKeys(namespace), self._malformed)
         self._sessions = sessions
         self._on_schedulers = on_schedulers
         self._indexes: dict[int, Index] = {}
@@ -78,7 +87,7 @@ class Directory:
             block_size = known_block_size(session.view.layout)
             if block_size and block_size not in self._indexes:
                 keys = BlockKeys.of(self._namespace, self._model, session.view.layout)
-                self._indexes[block_size] = Index(PrefixReader(self._redis, keys))
+                self._indexes[block_size] = Index(PrefixReader(self._redis, keys, self._malformed))
         for index in self._indexes.values():
             index.workers = await index.reader.workers()
 

@@ -142,6 +142,7 @@ class Generation:
             final_only=self.request.final_only,
             prompt_end=prompt.last_token_ids(PROMPT_END),
             shown=shown,
+            parser=None if self._parsers is None else self._parsers[index],
         )
         return Sample(
             index,
@@ -213,16 +214,16 @@ class Generation:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
-        return deltas if self._parsers is None else [self._parse(delta, self._parsers) for delta in deltas]
+            if self._parsers is not None:
+                self._count_parts(delta, self._parsers[delta.sample])
+        return deltas
 
-    def _parse(self, delta: SampleDelta, parsers: list[AnswerParser]) -> SampleDelta:
-        parser = parsers[delta.sample]
-        parts = parser.push(delta.text)
+    def _count_parts(self, delta: SampleDelta, parser: AnswerParser) -> None:
+        self._reasoning[delta.sample].count(
+            delta.token_ids, has_reasoned=parser.has_reasoned, has_called=parser.has_called
+        )
         if delta.finish is not None:
-            parts += parser.finish()
             self._count_calls(has_calls=parser.has_called)
-        self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
-        return delta._replace(parts=parts)
 
     def _count_calls(self, *, has_calls: bool) -> None:
         if self.request.tool_use is not None:
@@ -319,12 +320,13 @@ class Generation:
             self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
         if end.finish.stop_string is not None:
             self._metrics.cancellations["stop_string"].inc()
-        self._count(sample, end.finish.reason, now)
+        self._count(sample, end.finish.reason, now, end.num_preemptions)
         if end.error is not None:
             self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
 
-    def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
+    def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
+        self._metrics.request_num_preemptions.observe(num_preemptions)
         n = self.request.sampling.n
         prompt = sample.index // n
         self._num_unfinished[prompt] -= 1

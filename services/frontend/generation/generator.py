@@ -80,6 +80,7 @@ class Generator:
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
         """Of the first worker, which all that were held meanwhile have heard of at once: they go on one by one."""
         limits = await self._client.ready(request.deadline_s)
+        self._catalogue.check(request.model)  # which could be any adapter's until now
         await call.turn()
         return limits
 

@@ -32,6 +32,7 @@ def prompt_started(metrics: FrontendMetrics, prompt: PreparedPrompt, num_cached_
     """Once for a prompt, whatever n is, as in usage."""
     metrics.prompt_tokens.inc(prompt.num_tokens)
     metrics.cached_tokens.inc(num_cached_tokens)
+    metrics.request_computed_tokens.observe(prompt.num_tokens - num_cached_tokens)
 
 
 def sample_ended(metrics: FrontendMetrics, sample: Sample, reason: FinishReason, arrival_s: float, now: float) -> None:

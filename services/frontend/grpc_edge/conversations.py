@@ -12,7 +12,7 @@ from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MODES: Mapping[int, str] = {
     pb.ToolChoice.MODE_UNSPECIFIED: AUTO,
     pb.ToolChoice.MODE_NONE: NONE,

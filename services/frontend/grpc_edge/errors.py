@@ -123,6 +123,7 @@ async def answering(
     with calls.begin() as call:
         try:
             metadata = metadata_of(context.invocation_metadata())
+            call.address = context.peer().rpartition(":")[0]
             call.traceparent = str(metadata.get(TRACEPARENT, ""))
             if method not in ADMIN:
                 call.caller = calls.access.of_metadata(metadata)

@@ -106,6 +106,7 @@ def new_request(
         final_only=options.final_only,
         stream_interval=max(1, options.stream_interval),
         return_times=options.return_times,
+        strict_length=True,
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -18,13 +17,18 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Calls
+from services.frontend.http import examples
 from services.frontend.http.call_scope import CallScope
-from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
+from services.frontend.http.cors import Cors
+from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
+from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
 from services.frontend.http.door import HttpDoor
-from services.frontend.http.headers import REQUEST_ID, Headers
+from services.frontend.http.headers import Headers
 from services.frontend.http.load_header import Load, LoadHeader
-from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, OtherPages
+from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, PageGuard
+from services.frontend.http.options import EveryPath
 from services.frontend.http.own_paths import OwnPaths, as_own
+from services.frontend.http.page_rules import PageRules
 from services.frontend.http.protocol import Entrance
 from services.frontend.http.router import Router, methods
 from services.frontend.kserve_edge import routes as kserve_routes
@@ -51,8 +55,14 @@ OLLAMA = ApiWords(ollama_errors.as_response, ollama_errors.plain_response)
 WORDINGS: Mapping[str, ApiWords] = {
     anthropic_routes.PREFIX: ApiWords(anthropic_errors.as_response, anthropic_errors.plain_response),
     ollama_routes.PREFIX: OLLAMA,
-    kserve_routes.PREFIX: OLLAMA,  # whose errors look the same
+    kserve_routes.ROOT: OLLAMA,  # whose errors look the same
 }
+ERROR_SHAPES = {
+    anthropic_routes.PREFIX: ANTHROPIC_ERROR,
+    ollama_routes.PREFIX: OLLAMA_ERROR,
+    kserve_routes.ROOT: OLLAMA_ERROR,
+}
+OTHERS_WORDS = ("/v2/rerank", "/v2/embed", "/v2/chat")  # of Cohere and Jina, whose clients read OpenAI's errors
 
 
 class Face(NamedTuple):
@@ -69,19 +79,21 @@ def build(
     access: Access,
     operator: Callable[[Headers], None],
     open_paths: Iterable[str],
-    cors_origins: Sequence[str],
+    rules: PageRules,
     root_path: str,
     max_request_bytes: int,
     max_file_bytes: int,
+    decoders: BodyDecoders,
     admission: CallAdmission,
     calls: Calls,
     metrics: FrontendMetrics,
     load: Load,
     sse_keepalive_s: float,
+    model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
-    """`operator` raises QuireError unless operators' key is among the headers; `web`: what
-    takes the calls of browsers' gRPC before the rest."""
+    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
+    document; `web`: what takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -95,25 +107,21 @@ def build(
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:
         app.router.routes.extend(router.routes)
-    own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
-    document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
+    document(app, lambda path: ERROR_SHAPES.get(_dialect_of(path), OPENAI_ERROR))
     door = HttpDoor(app, admission, calls, metrics, refusal)
     operated = OperatorGuard(door, operator, refusal)
-    bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
+    of_paths = {offline.FILES: max_file_bytes}
+    bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
+    examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
-    guarded = OtherPages(guarded, cors_origins, refusal)
+    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), _status_refusal)
+    guarded = PageGuard(guarded, rules, refusal)
     guarded = web(CallScope(guarded, calls, metrics, refusal, sse_keepalive_s))
-    if cors_origins:
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after", "grpc-status", "grpc-message", "grpc-status-details-bin"),
-        )
+    if rules.origins:
+        guarded = Cors(guarded, rules)
     return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
 
 
@@ -123,8 +131,20 @@ def refusal(path: str, error: QuireError) -> Response:
     return words.of_error(error) if words else errors.as_response(error)
 
 
+def _status_refusal(path: str, status: HTTPStatus, detail: str) -> Response:
+    words = _words_of(path)
+    return words.of_status(status, detail) if words else errors.plain_response(status, detail)
+
+
 def _words_of(path: str) -> ApiWords | None:
-    return next((words for prefix, words in WORDINGS.items() if path.startswith(prefix)), None)
+    return WORDINGS.get(_dialect_of(path))
+
+
+def _dialect_of(path: str) -> str:
+    """The beginning of a path that says whose words its clients read; empty: OpenAI's."""
+    if path in OTHERS_WORDS:
+        return ""
+    return next((prefix for prefix in WORDINGS if path.startswith(prefix)), "")
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

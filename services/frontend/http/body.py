@@ -23,7 +23,6 @@ from shared.settings.request_limits import RequestLimits
 
 JSON, BYTES = "application/json", "application/octet-stream"
 CONTENT_TYPE = b"content-type"
-PLAIN = "identity"
 CLIENT_GONE = 499  # nobody reads it
 UNREAD = object()  # in place of a document, which may be null
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -172,6 +171,3 @@ def _check_type(request: Request, kinds: tuple[str, ...], *, any_type: bool) -> 
     is_json = kind in kinds or (kind.startswith("application/") and kind.endswith("+json"))
     if not is_json and not (any_type and "origin" not in request.headers):
         raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
-    packed = request.headers.get("content-encoding", PLAIN).strip().lower()
-    if packed != PLAIN:
-        raise InvalidArgument(f"content-encoding is {packed!r}: bodies are not packed", field="content-encoding")

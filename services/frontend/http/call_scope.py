@@ -9,6 +9,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.frontend.access.rate_limit import headers_of
 from services.frontend.calls.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, KEEPALIVE, request_id_headers, sent_id, traceparent
 from shared.errors import Internal, QuireError
@@ -50,11 +51,13 @@ class CallScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *_id_headers(call, scope)]}
+                more = [*_id_headers(call, scope), *(headers_of(call.rate_limits()) if HANDLER in scope else ())]
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
         with self._calls.begin() as call:
             scope[CALL] = call
+            call.address = (scope.get("client") or ("",))[0]
             scope[KEEPALIVE] = self._keepalive_s
             call.traceparent = traceparent(scope["headers"])
             try:

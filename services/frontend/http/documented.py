@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,6 +33,7 @@ STATUSES: Mapping[str, str] = {
     "408": "The call came too slowly",
     "409": "Something that is there is in the way: an id in use, a stream of the other port",
     "413": "The body is too large",
+    "415": "The body's encoding (Content-Encoding) is not one of those that are accepted",
     "429": "Full, or over the key's rate; Retry-After says when to come back",
     "431": "The headers are too large",
     "500": "A fault of the server",
@@ -165,9 +166,8 @@ LINES = ("/api/chat", "/api/generate")  # which stream lines of JSON
 TENSORS = tuple(f"/v2/models/{{name}}{version}/infer" for version in VERSIONS)  # which come as bytes instead
 
 
-def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
-    """Makes it when it is first asked for. `own_errors`: by the beginning of their paths, APIs whose errors are not
-    OpenAI's."""
+def document(app: FastAPI, error_of: Callable[[str], Schema]) -> None:
+    """Makes it when it is first asked for. `error_of`: the shape of a path's errors."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
@@ -179,8 +179,7 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
                 servers=app.servers,
             )
             for path, operations in app.openapi_schema["paths"].items():
-                own = (error for prefix, error in own_errors.items() if path.startswith(prefix))
-                error = next(own, OPENAI_ERROR)
+                error = error_of(path)
                 for method in HTTP_METHODS:
                     if method in operations:
                         _complete(operations[method]["responses"], path, error)

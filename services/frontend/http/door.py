@@ -8,6 +8,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.frontend.access.rate_limit import headers_of
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.calls.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
@@ -81,7 +82,8 @@ class HttpDoor:
             written = self._written(path, error)
             self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()
             self._calls.refused(f"POST {known_as}", str(written.status))
-            return written.with_headers(request_id_headers(sent_id(headers)))
+            limits = headers_of(self._admission.rate_limits())
+            return written.with_headers([*request_id_headers(sent_id(headers)), *limits])
         self._arrives()
         return None
 

@@ -54,6 +54,11 @@ def sent_id(headers: Headers) -> str:
     return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
 
 
+def values_of(name: bytes, headers: Headers) -> list[str]:
+    """Of every header with this name, as written."""
+    return [value.decode("latin-1") for known, value in headers if known == name]
+
+
 def traceparent(headers: Headers) -> str:
     """W3C trace context, as the client wrote it; empty if it did not."""
     return next((value.decode("latin-1") for name, value in headers if name == TRACEPARENT_BYTES), "")

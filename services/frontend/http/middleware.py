@@ -14,7 +14,8 @@ from services.frontend.access.access import Access
 from services.frontend.calls.calls import Call
 from services.frontend.console import routes as console
 from services.frontend.http.headers import CALL, Headers
-from shared.errors import PermissionDenied, QuireError
+from services.frontend.http.page_rules import PROBES, PageRules
+from shared.errors import QuireError
 
 OPERATORS = (  # who show a key of their own
     "/v1/load_lora_adapter",
@@ -30,9 +31,6 @@ OPERATORS = (  # who show a key of their own
     "/update_weights_from_distributed",
     "/destroy_weights_update_group",
 )
-ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # probes have no keys
-READING = ("GET", "HEAD", "OPTIONS")
-OTHER_SITES = (b"cross-site", b"same-site")  # as browsers say themselves, where no page can change it
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0
 
@@ -82,21 +80,19 @@ async def _let_pass(receive: Receive) -> None:
                 pass
 
 
-class OtherPages:
-    """Browsers' pages of other origins do nothing here unless their origin is named. CORS keeps answers from them, but
-    a form, or a body that says no content type, is sent without asking first."""
+class PageGuard:
+    """Calls that pages of browsers must not make are refused before anything else is looked at."""
 
-    def __init__(self, app: ASGIApp, origins: Iterable[str], refusal: Callable[[str, QuireError], Response]) -> None:
-        """`origins`: that may; *: all."""
+    def __init__(self, app: ASGIApp, rules: PageRules, refusal: Callable[[str, QuireError], Response]) -> None:
         self._app = app
-        self._origins = frozenset(origin.encode() for origin in origins)
+        self._rules = rules
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in READING and b"*" not in self._origins:
-            headers = dict(scope["headers"])
-            if headers.get(b"sec-fetch-site") in OTHER_SITES and headers.get(b"origin") not in self._origins:
-                error = PermissionDenied("pages of other origins may not call: cors_origins names those that may")
+        if scope["type"] == "http":
+            try:
+                self._rules.check(scope["method"], scope["path"], scope["headers"], scope["http_version"])
+            except QuireError as error:
                 scope[CALL].error = error
                 await self._refusal(scope["path"], error)(scope, receive, send)
                 return
@@ -126,7 +122,7 @@ class OperatorGuard:
 
 
 class KeyGuard:
-    """Calls show a key, whatever their path; only `open_paths` and preflights of browsers need none."""
+    """Calls show a key, whatever their path; only `open_paths` need none."""
 
     def __init__(
         self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]
@@ -134,7 +130,7 @@ class KeyGuard:
         """`refusal`: how the clients of a path are told."""
         self._app = app
         self._access = access
-        self._open = frozenset((*ALWAYS_OPEN, *OPERATORS, *console.OPEN, *open_paths))
+        self._open = frozenset((*PROBES, *OPERATORS, *console.OPEN, *open_paths))
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,9 @@
 """Paths as proxies and clients write them, to the server's own.
 
-Without a path in front that a proxy shows, and without a slash at the end, which a redirect could not cut off: a server
-does not know under which address it is seen. Nobody behind this hears of the path in front: a router that did would cut
-it off once more, and serve what the guards took for another path.
+Without a path in front that a proxy shows, without a slash at the end, and without empty parts (`/v1//models`, of a
+base URL that ends with a slash), which a redirect could not cut off: a server does not know under which address it is
+seen. The path in front is known here alone: a router that knew it would cut it off once more, and serve what the guards
+took for another path.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class OwnPaths:
 
 
 def own(path: bytes, root: bytes) -> bytes:
+    """`root`: as OwnPaths takes it."""
+    while b"//" in path:
+        path = path.replace(b"//", b"/")
     if root and path.startswith(root + b"/"):
         path = path[len(root) :]
     return path[:-1] if path.endswith(b"/") and len(path) > 1 else path

@@ -40,12 +40,12 @@ class _Refused:
     message_event = asyncio.Event()
 
 
-def _last_words(status: HTTPStatus) -> bytes:
+def _last_words(status: HTTPStatus, more: str = "") -> bytes:
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: 0\r\nconnection: close\r\n"
-    return f"{head}retry-after: 1\r\n\r\n".encode()
+    return f"{head}{more}\r\n".encode()
 
 
-TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE)
+TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE, "retry-after: 1\r\n")
 TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
 NO_TUNNELS = _last_words(HTTPStatus.NOT_IMPLEMENTED)  # CONNECT
 CUT_SHORT = _last_words(HTTPStatus.BAD_REQUEST)  # the client closed its half within a request

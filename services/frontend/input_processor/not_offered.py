@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.frontend.input_processor.other_samplers import INSTEAD, NOTHING
 from shared.errors import Unimplemented
-
-NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 HARMLESS: Mapping[str, Sequence[Any]] = {
     # what OpenAI has replaced with tools: their answers have another shape
@@ -36,8 +35,15 @@ HARMLESS: Mapping[str, Sequence[Any]] = {
 }
 
 
-def refuse_not_offered(fields: Mapping[str, Any]) -> None:
-    """Raises Unimplemented for the first field that asks for something missing; unknown names are not its business."""
+def refuse_not_offered(
+    fields: Mapping[str, Any], harmless: Mapping[str, Sequence[Any]] = HARMLESS, place: str = ""
+) -> None:
+    """Raises Unimplemented for the first field that asks for something missing; unknown names are not its business.
+    `harmless`: by name the values that ask for nothing; `place`: prefix of the names, as in `options.`."""
     for name, value in fields.items():
-        if name in HARMLESS and value not in HARMLESS[name]:
-            raise Unimplemented(f"{name} is not offered by this server yet", field=name)
+        if name in harmless and value not in harmless[name]:
+            raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
+
+
+def _remedy(name: str) -> str:
+    return f"; send {INSTEAD[name]} instead" if name in INSTEAD else "; leave it out"

@@ -27,11 +27,12 @@ from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.answers.logprobs import TokenTexts
 from services.frontend.request.request import Request as Asking
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, Unavailable
+from shared.errors import InvalidArgument, NotFound, Unavailable
 from shared.settings.request_limits import RequestLimits
 from shared.version import VERSION
 
-PREFIX = "/v2/models/"
+ROOT, PREFIX = "/v2", "/v2/models/"
+NOT_OFFERED = ("config", "stats", "trace/setting", "load", "unload")  # behind a model's name: extensions of Triton
 ONE, ONES_VERSION = "/{name:path}", "/{name:path}/versions/{version}"
 
 
@@ -58,14 +59,15 @@ class OpenInferenceRoutes:
         self._room = room
         self._is_serving = is_serving
         self._is_alive = is_alive
-        self.router = Router(tags=["open inference"])
+        worded = worded_route(bounds, errors.as_response, errors.plain_response)
+        self.router = Router(tags=["open inference"], route_class=worded)
         self.router.add_api_route("/v2", self.server, methods=["GET"])
         self.router.add_api_route("/v2/health/live", self.live, methods=["GET"])
         self.router.add_api_route("/v2/health/ready", self.ready, methods=["GET"])
         models = Router(
             tags=["open inference"],
             prefix=PREFIX.rstrip("/"),
-            route_class=worded_route(bounds, errors.as_response, errors.plain_response),
+            route_class=worded,
         )
         for one in (ONES_VERSION, ONE):  # the longer first
             models.add_api_route(
@@ -111,12 +113,21 @@ class OpenInferenceRoutes:
 
     async def model(self, name: str, version: str = "") -> dict[str, Any]:
         """Which tensors it takes and gives."""
+        self._check_extension(name)
         entry = self._catalogue.entry(name)
         check_version(version)
         told = json_format.MessageToDict(tensors.metadata(entry.name))
         for tensor in (*told["inputs"], *told["outputs"]):
             tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes 64 bits as text
         return told
+
+    def _check_extension(self, path: str) -> None:
+        """Raises NotFound for what other servers have behind a model's name."""
+        for extension in NOT_OFFERED:
+            name = path.removesuffix(f"/{extension}")
+            if name != path and name in (self._catalogue.name, *self._catalogue.adapters):
+                has = ", ".join((*EXTENSIONS, binary.EXTENSION))
+                raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {has}")
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
         """Texts as tensors, in the JSON or as bytes behind it."""

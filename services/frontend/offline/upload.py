@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from email.parser import BytesHeaderParser
+from email.parser import BytesHeaderParser, HeaderParser
 from pathlib import Path
 
 from shared.errors import InvalidArgument
@@ -75,7 +75,7 @@ def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, in
         end = form.find(b"\r\n" + mark, start)
         if body < 0 or end < 0 or body > end:
             raise InvalidArgument("the form breaks off", field="file")
-        header = BytesHeaderParser().parsebytes(form[start + 2 : body])
+        header = HeaderParser().parsestr(form[start + 2 : body].decode(errors="replace"))  # browsers write UTF-8
         name = header.get_param("name", "", "content-disposition")
         yield str(name), header.get_filename() or "", body + 4, max(body + 4, end)
         at = end + 2

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http import ranges
 from services.frontend.http.known_fields import described
+from services.frontend.http.nested_fields import Shape, check_objects
 from services.frontend.http.unknown_fields import UnknownFields
+from services.frontend.input_processor.not_offered import refuse_not_offered
+from services.frontend.input_processor.other_samplers import SAMPLERS
 from shared.errors import Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
@@ -23,16 +26,17 @@ IGNORED_OPTIONS = frozenset({
     "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
     "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
 })  # fmt: skip
-# By name: the value with which it does nothing. Any other asks for what is not offered.
-HARMLESS_OPTIONS: Mapping[str, Any] = {
-    "mirostat": 0,
-    "mirostat_eta": None,
-    "mirostat_tau": None,
-    "penalize_newline": None,
-    "repeat_last_n": -1,
-    "tfs_z": 1,
-    "typical_p": 1,
-}
+CALL = Shape(frozenset({"id", "type", "function"}), {"function": Shape(frozenset({"name", "arguments", "index"}))})
+MESSAGE = Shape(
+    frozenset({"role", "content", "images", "tool_calls", "thinking", "tool_name", "tool_call_id"}),
+    {"tool_calls": CALL},
+)
+TOOL = Shape(
+    frozenset({"type", "function", "items"}),
+    {"function": Shape(frozenset({"name", "description", "parameters", "strict"}))},
+)
+# By name: the values with which it does nothing. Any other asks for what is not offered.
+HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None,)}
 
 
 class Options(BaseModel):
@@ -40,7 +44,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(
         extra="allow",
-        json_schema_extra=described(IGNORED_OPTIONS, {name: (None, value) for name, value in HARMLESS_OPTIONS.items()}),
+        json_schema_extra=described(IGNORED_OPTIONS, HARMLESS_OPTIONS),
     )
 
     temperature: float | None = None
@@ -58,9 +62,7 @@ class Options(BaseModel):
         """Raises InvalidArgument for a misspelt option, and Unimplemented for one that is not offered."""
         extra, known = self.model_extra or {}, IGNORED_OPTIONS | HARMLESS_OPTIONS.keys()
         unknown.check(extra.keys() - known, type(self).model_fields.keys() | known, "options.")
-        for name, value in extra.items():
-            if name in HARMLESS_OPTIONS and value not in (None, HARMLESS_OPTIONS[name]):
-                raise Unimplemented(f"options.{name} is not offered by this server", field=f"options.{name}")
+        refuse_not_offered(extra, HARMLESS_OPTIONS, "options.")
 
 
 class OllamaBody(BaseModel):
@@ -117,6 +119,11 @@ class OllamaChatBody(AnswerBody):
         },
     )
     tools: list[dict[str, Any]] | None = None
+
+    def refuse_unknown(self, unknown: UnknownFields) -> None:
+        super().refuse_unknown(unknown)
+        check_objects(unknown, self.messages, MESSAGE, "messages")
+        check_objects(unknown, self.tools, TOOL, "tools")
 
 
 class OllamaGenerateBody(AnswerBody):

@@ -39,8 +39,10 @@ def as_response(error: QuireError) -> Response:
     return _json(as_object(error), transport(error).http_status, headers)
 
 
-def plain_response(status: int, message: str, kind: str) -> Response:
-    return _json(error_object(message, kind, status), status, {})
+def plain_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A status that HTTP has a word for."""
+    kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    return _json(error_object(message, kind, status), status, dict(headers or {}))
 
 
 def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
@@ -95,9 +97,7 @@ def _given(found: Mapping[str, Any]) -> str:
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    kind = HTTPStatus(error.status_code).phrase.replace(" ", "") + "Error"
-    body = error_object(of_route(request, error), kind, error.status_code)
-    return _json(body, error.status_code, dict(error.headers or {}))
+    return plain_response(error.status_code, of_route(request, error), error.headers)
 
 
 def of_route(request: Request, error: HTTPException) -> str:

@@ -11,9 +11,10 @@ from services.frontend.output_processor import constraint
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.constraint import AnswerStart
 from services.frontend.output_processor.parsing import detection, registry, wording
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
@@ -59,7 +60,8 @@ class AnswerFormats:
             )
         if use.choice == AUTO and self._tools is None:
             raise InvalidArgument(
-                "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
+                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of "
+                + ", ".join(sorted(registry.TOOL_PARSERS)),
                 field="tools",
             )
         if use.choice != AUTO and request.sampling.structured_output is not None:
@@ -146,24 +148,45 @@ class AnswerFormats:
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None
+        hidden = self._hidden(request)
         return [
-            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END))))
+            self._parser(
+                request, reasoning, tools, hidden, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END)))
+            )
             for prompt, ready in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
 
+    def _hidden(self, request: Request) -> Markers | None:
+        """Markup that skip_special_tokens would keep out of the answer if no parser had to see it."""
+        if not request.sampling.skip_special_tokens:
+            return None
+        special = self._tokenizer.special_ids
+        found = [text for text in self.markup(request) if self._tokenizer.token_id(text) in special]
+        return Markers(*found) if found else None
+
     @staticmethod
     def _parser(
-        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: AnswerStart
+        request: Request,
+        reasoning: ReasoningFormat | None,
+        tools: ToolFormat | None,
+        hidden: Markers | None,
+        place: AnswerStart,
     ) -> AnswerParser:
         use = request.tool_use
+        schemas = ToolSchemas(() if use is None else use.tools)
+        probe = CallProbe() if tools is None else CallProbe(tools.read, tools.starts, schemas)
         is_open = place is AnswerStart.IN_REASONING
+        thoughts, calls = _readers(reasoning, tools, schemas, is_open=is_open, probe=probe)
         return AnswerParser(
-            None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open)),
-            None if tools is None or use is None else MarkupReader(partial(_read_calls, tools, ToolSchemas(use.tools))),
+            thoughts,
+            calls,
             new_id=call_id if tools is None else tools.new_id,
             most_calls=None if use is None or use.parallel else 1,
             wants_reasoning=request.include_reasoning,
+            probe=probe,
+            reasoning_ends=() if reasoning is None else reasoning.ends,
+            hidden=hidden,
         )
 
     def _end_of(self, token_ids: Sequence[int]) -> str:
@@ -200,8 +223,28 @@ class AnswerFormats:
         return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
 
 
-def _read_reasoning(found: ReasoningFormat, is_open: bool, scan: Scanner, writer: EventWriter) -> Steps[None]:
-    return found.read(scan, writer, is_open)
+def _readers(
+    reasoning: ReasoningFormat | None,
+    tools: ToolFormat | None,
+    schemas: ToolSchemas,
+    *,
+    is_open: bool,
+    probe: CallProbe,
+) -> tuple[MarkupReader | None, MarkupReader | None]:
+    """For reasoning and for calls; one for both where the format has messages for both."""
+    whole = reasoning.read_answer if reasoning is not None else None
+    if whole is not None and (tools is None or tools.read_answer is whole):
+        return None, MarkupReader(lambda scan, writer: whole(scan, writer, is_open, schemas.__contains__))
+    return (
+        None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open, probe)),
+        None if tools is None else MarkupReader(partial(_read_calls, tools, schemas), schemas.__contains__),
+    )
+
+
+def _read_reasoning(
+    found: ReasoningFormat, is_open: bool, calls: CallProbe, scan: Scanner, writer: EventWriter
+) -> Steps[None]:
+    return found.read(scan, writer, is_open, calls)
 
 
 def _read_calls(found: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:

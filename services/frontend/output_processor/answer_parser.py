@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from services.frontend.output_processor.parsing.call_probe import CallProbe
+from services.frontend.output_processor.parsing.content_filter import ContentFilter
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from services.frontend.output_processor.parsing.reader import MarkupReader
+from services.frontend.output_processor.parsing.scanner import Markers
 
 
 class CallPiece(NamedTuple):
@@ -21,10 +24,35 @@ class CallPiece(NamedTuple):
 Part = Content | Reasoning | CallPiece
 
 
+def add_part(parts: list[Part], part: Part) -> None:
+    """Appends `part`, or joins it to the last one where that is of the same kind and call."""
+    last = parts[-1] if parts else None
+    if isinstance(part, CallPiece):
+        if isinstance(last, CallPiece) and not part.id:
+            parts[-1] = last._replace(arguments=last.arguments + part.arguments)
+            return
+    elif type(last) is type(part):
+        parts[-1] = type(part)(last.text + part.text)
+        return
+    parts.append(part)
+
+
 class AnswerParser:
     """One per sample. What the parts add up to does not depend on how the text was cut."""
 
-    __slots__ = ("_most_calls", "_new_id", "_num_calls", "_reasoning", "_tools", "_wants_reasoning", "has_reasoned")
+    __slots__ = (
+        "_ends",
+        "_filter",
+        "_hidden",
+        "_most_calls",
+        "_new_id",
+        "_num_calls",
+        "_probe",
+        "_reasoning",
+        "_tools",
+        "_wants_reasoning",
+        "has_reasoned",
+    )
 
     def __init__(
         self,
@@ -34,13 +62,22 @@ class AnswerParser:
         new_id: Callable[[int, str], str],
         most_calls: int | None,
         wants_reasoning: bool,
+        probe: CallProbe | None = None,
+        reasoning_ends: tuple[str, ...] = (),
+        hidden: Markers | None = None,
     ) -> None:
-        """`most_calls`: whatever follows so many calls is left out."""
+        """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
+        whose find one of `reasoning_ends` may follow that ends nothing; `hidden`: special tokens, which are no
+        content anywhere."""
         self._reasoning = reasoning
         self._tools = tools
         self._new_id = new_id
         self._most_calls = most_calls
         self._wants_reasoning = wants_reasoning
+        self._probe = probe
+        self._ends = reasoning_ends
+        self._filter: ContentFilter | None = None
+        self._hidden = None if hidden is None else ContentFilter(hidden)
         self._num_calls = 0
         self.has_reasoned = False
 
@@ -54,21 +91,32 @@ class AnswerParser:
         events = [] if self._reasoning is None else self._reasoning.finish()
         events = self._with_calls(events)
         if self._tools is not None:
-            events += self._tools.finish()
-        return self._parts(events)
+            events += self._filtered(self._tools.finish())
+        if self._filter is not None:
+            events += self._filter.finish()
+        parts = self._parts(events)
+        for event in [] if self._hidden is None else self._hidden.finish():
+            self._add(parts, event)
+        return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
         found: list[Event] = []
         for event in events:
             if isinstance(event, Content) and self._tools is not None:
-                found += self._tools.push(event.text)
+                found += self._filtered(self._tools.push(event.text))
             else:
                 found.append(event)
         return found
 
+    def _filtered(self, events: list[Event]) -> list[Event]:
+        """Without the end of reasoning where a call has ended it before."""
+        if self._filter is None and self._probe is not None and self._probe.has_found and self._ends:
+            self._filter = ContentFilter(Markers(*self._ends), at_most=1)
+        return events if self._filter is None else self._filter.push(events)
+
     def _parts(self, events: list[Event]) -> list[Part]:
         parts: list[Part] = []
-        for event in events:
+        for event in events if self._hidden is None else self._hidden.push(events):
             self._add(parts, event)
         return parts
 
@@ -85,21 +133,12 @@ class AnswerParser:
                 parts.append(piece)
         elif isinstance(event, CallArguments):
             self._add_arguments(parts, event.text)
-        elif self._wants(event):
-            last = parts[-1] if parts else None
-            if type(last) is type(event):
-                parts[-1] = type(event)(last.text + event.text)
-            else:
-                parts.append(event)
+        elif event.text and self._wants(event):
+            add_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
-        last = parts[-1] if parts else None
-        if self._most_calls is not None and self._num_calls > self._most_calls:
-            return
-        if isinstance(last, CallPiece):
-            parts[-1] = last._replace(arguments=last.arguments + text)
-        else:
-            parts.append(CallPiece(self._num_calls - 1, "", "", text))
+        if self._most_calls is None or self._num_calls <= self._most_calls:
+            add_part(parts, CallPiece(self._num_calls - 1, "", "", text))
 
     def _wants(self, event: Content | Reasoning) -> bool:
         if isinstance(event, Reasoning):

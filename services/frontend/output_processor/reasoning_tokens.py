@@ -17,12 +17,14 @@ class ReasoningTokens:
         self._num_seen = 0
         self._reasons = False
 
-    def count(self, token_ids: Sequence[int], *, has_reasoned: bool) -> None:
+    def count(self, token_ids: Sequence[int], *, has_reasoned: bool, has_called: bool) -> None:
+        """`has_called`: a call has come, which ends reasoning as well; it counts with what it came with."""
         self._reasons = has_reasoned
         if self._is_over:
             return
         self._is_over = self._end in token_ids
         self._num_seen += token_ids.index(self._end) + 1 if self._is_over and self._end is not None else len(token_ids)
+        self._is_over = self._is_over or has_called
 
     @property
     def num_tokens(self) -> int:

@@ -114,8 +114,8 @@ class Sample:
         self._text += text
         self._clock(num_tokens, now)
         if stop is not None:
-            end = End(Finish(FINISH_REASON_STOP, stop_string=stop))
-            self._end(end, now)
+            finish = Finish(FINISH_REASON_STOP, stop_string=stop)
+            self._end(End(finish) if end is None else end._replace(finish=finish), now)
         elif end is not None:
             self.on_end(end, now)
         if self.done or self.num_tokens >= self._due:
@@ -158,7 +158,8 @@ class Sample:
             return
         text, _, stop = self._words.flush()
         self._text += text
-        self._end(End(Finish(FINISH_REASON_STOP, stop_string=stop)) if stop is not None else end, now)
+        stopped = end if stop is None else end._replace(finish=Finish(FINISH_REASON_STOP, stop_string=stop))
+        self._end(stopped, now)
         self._post()
 
     def _end(self, end: End, now: float) -> None:
@@ -177,7 +178,8 @@ class Sample:
         finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
         if finish is not None:
             finish = finish._replace(weight_version=self.weight_version)
-        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
+        parts = self._words.take_parts()
+        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, parts, told)
         self._posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []

@@ -1,4 +1,8 @@
-"""From a sample's tokens to its text: detokenizer, then stop strings. Four kinds: nobody pays for what is off."""
+"""From a sample's tokens to its text and its parts: detokenizer, parser, stop strings.
+
+One class for each combination, so that what is off costs nothing. With a parser, stop strings count in the content
+only: neither reasoning nor the markup of calls can end an answer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
 from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, primed
+from services.frontend.output_processor.parsing.events import Content
 from services.frontend.output_processor.stop_strings import StopStrings
 from services.frontend.request.request import Sampling
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -29,9 +35,23 @@ class SampleText(Protocol):
     def flush(self) -> TextPiece:
         """What is left when no token follows."""
 
+    def take_parts(self) -> list[Part] | None:
+        """Returns what the text since the last call was taken apart into; None without a parser."""
 
-class NoText:
+
+class Unparsed:
+    """Base of texts that are handed out as they are."""
+
+    __slots__ = ()
+
+    def take_parts(self) -> list[Part] | None:
+        return None
+
+
+class NoText(Unparsed):
     """detokenize=False."""
+
+    __slots__ = ()
 
     def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
         return TextPiece("", len(token_ids), None)
@@ -40,7 +60,7 @@ class NoText:
         return TextPiece("", 0, None)
 
 
-class WholeText:
+class WholeText(Unparsed):
     """Read at the end only, without stop strings: decoded in one go."""
 
     __slots__ = ("_decode", "_known", "_prompt_end", "_token_ids")
@@ -58,7 +78,7 @@ class WholeText:
         return TextPiece(self._decode(self._prompt_end + self._token_ids)[len(self._known) :], 0, None)
 
 
-class PlainText:
+class PlainText(Unparsed):
     """Without stop strings."""
 
     __slots__ = ("_push", "flush_detokenizer")
@@ -76,7 +96,7 @@ class PlainText:
         return TextPiece(self.flush_detokenizer(), 0, None)
 
 
-class StoppingText:
+class StoppingText(Unparsed):
     """With stop strings, which count from the token after `min_tokens` on."""
 
     __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_stops")
@@ -104,6 +124,93 @@ class StoppingText:
         return TextPiece(text + self._stops.flush(), 0, stop)
 
 
+class ParsedText:
+    """Taken apart, without stop strings: in one go when it is read."""
+
+    __slots__ = ("_has_ended", "_parser", "_text", "_unread")
+
+    def __init__(self, text: SampleText, parser: AnswerParser) -> None:
+        self._text = text
+        self._parser = parser
+        self._unread: list[str] = []
+        self._has_ended = False
+
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+        piece = self._text.push(token_ids, silent_last)
+        self._unread.append(piece.text)
+        return piece
+
+    def flush(self) -> TextPiece:
+        piece = self._text.flush()
+        self._unread.append(piece.text)
+        self._has_ended = True
+        return piece
+
+    def take_parts(self) -> list[Part] | None:
+        parts = self._parser.push("".join(self._unread))
+        self._unread = []
+        if self._has_ended:
+            self._has_ended = False
+            for part in self._parser.finish():
+                add_part(parts, part)
+        return parts
+
+
+class StoppingParts:
+    """Taken apart token by token, with stop strings in the content; `text` stays as the model wrote it.
+
+    Content on both sides of reasoning or a call is two texts: no stop string matches across.
+    """
+
+    __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_parser", "_parts", "_stops")
+
+    def __init__(self, detokenizer: Detokenizer, parser: AnswerParser, stops: StopStrings, min_tokens: int) -> None:
+        self._detokenizer = detokenizer
+        self._parser = parser
+        self._stops = stops
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._parts: list[Part] = []
+
+    def push(self, token_ids: list[int], silent_last: bool) -> TextPiece:
+        texts = []
+        spoken = token_ids[:-1] if silent_last else token_ids
+        for position, token_id in enumerate(spoken, start=1):
+            self._num_tokens += 1
+            texts.append(self._detokenizer.push(token_id))
+            stop = self._find_stop(self._parser.push(texts[-1]))
+            if stop is not None:
+                return TextPiece("".join(texts), position, stop)
+        return TextPiece("".join(texts), len(token_ids), None)
+
+    def flush(self) -> TextPiece:
+        text = self._detokenizer.flush()
+        stop = self._find_stop(self._parser.push(text) + self._parser.finish())
+        if stop is None:
+            self._add_content(self._stops.flush())
+        return TextPiece(text, 0, stop)
+
+    def take_parts(self) -> list[Part] | None:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _find_stop(self, parts: list[Part]) -> str | None:
+        for part in parts:
+            if not isinstance(part, Content):
+                self._add_content(self._stops.flush())
+                add_part(self._parts, part)
+                continue
+            text, stop = self._stops.push(part.text, armed=self._num_tokens > self._min_tokens)
+            self._add_content(text)
+            if stop is not None:
+                return stop
+        return None
+
+    def _add_content(self, text: str) -> None:
+        if text:
+            add_part(self._parts, Content(text))
+
+
 def new_text(
     sampling: Sampling,
     tokenizer: Tokenizer,
@@ -111,21 +218,41 @@ def new_text(
     final_only: bool,
     prompt_end: Sequence[int] = (),
     shown: frozenset[str] = frozenset(),
+    parser: AnswerParser | None = None,
 ) -> SampleText:
-    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case."""
+    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case; `parser`: takes
+    the text apart."""
+    if sampling.stop and sampling.detokenize:
+        return _stopping(sampling, _detokenizer(sampling, tokenizer, prompt_end, shown), parser)
+    text = _unstopped(sampling, tokenizer, final_only, prompt_end, shown)
+    return text if parser is None else ParsedText(text, parser)
+
+
+def _stopping(sampling: Sampling, detokenizer: Detokenizer, parser: AnswerParser | None) -> SampleText:
+    stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
+    if parser is None:
+        return StoppingText(detokenizer, stops, sampling.min_tokens)
+    return StoppingParts(detokenizer, parser, stops, sampling.min_tokens)
+
+
+def _unstopped(
+    sampling: Sampling, tokenizer: Tokenizer, final_only: bool, prompt_end: Sequence[int], shown: frozenset[str]
+) -> SampleText:
     if not sampling.detokenize:
         return NoText()
-    if final_only and not sampling.stop and sampling.spaces_between_special_tokens:
+    if final_only and sampling.spaces_between_special_tokens:
         decode = partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens, shown=shown)
         return WholeText(decode, () if tokenizer.byte_level else prompt_end)
-    detokenizer = new_detokenizer(
+    return PlainText(_detokenizer(sampling, tokenizer, prompt_end, shown))
+
+
+def _detokenizer(
+    sampling: Sampling, tokenizer: Tokenizer, prompt_end: Sequence[int], shown: frozenset[str]
+) -> Detokenizer:
+    return new_detokenizer(
         tokenizer,
         prompt_end=prompt_end,
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         shown=shown,
     )
-    if not sampling.stop:
-        return PlainText(detokenizer)
-    stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
-    return StoppingText(detokenizer, stops, sampling.min_tokens)

@@ -85,6 +85,8 @@ class StopStrings:
         return out
 
     def flush(self) -> str:
-        """What was held back, when nothing follows."""
+        """Returns what was held back when nothing follows; another text may begin then."""
+        for pattern in self._patterns:
+            pattern.depth = 0
         held, self._held = self._held, ""
         return held

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared import inner_json
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 
 NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
+
+# By a piece of the type of a part: what such a part holds.
+MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files", "document": "documents"}
+
+
+def unreadable(place: str, kind: Any, field: str) -> Unimplemented:
+    """Returns the error for parts of a message that are no text. `place`: what has the type `kind`, in the plural."""
+    held = next((media for piece, media in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
+    reason = f": models are given text only, not {held}; send what they show as text" if held else ""
+    return Unimplemented(f"{place} of type {kind!r:.64} are not offered by this server{reason}", field=field)
 
 
 def message(

@@ -73,6 +73,7 @@ class End(NamedTuple):
 
     finish: Finish
     error: QuireError | None = None
+    num_preemptions: int = 0
 
 
 class Sink(Protocol):

@@ -116,7 +116,8 @@ def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
 def _end(finished: pb.FinishedSequence) -> End:
     stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
     score = finished.score if finished.HasField("score") else None
-    return End(Finish(finished.reason, stop_token_id, score=score), _error(finished))
+    finish = Finish(finished.reason, stop_token_id, score=score)
+    return End(finish, _error(finished), finished.num_preemptions)
 
 
 def failed(error: QuireError) -> End:

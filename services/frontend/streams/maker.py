@@ -119,7 +119,9 @@ class Maker:
         kept, key = self._stream.request, self._stream.key
         kept.prompt_digest = _digest(generation)
         try:
-            await self._store.create(key, kept.SerializeToString(), self._owner, self.keep_ms, self._terms.bounds)
+            await self._store.create(
+                key, kept.SerializeToString(), self._owner, self.keep_ms, self._terms.bounds_of(key.tenant)
+            )
         except Exists:
             raise exists(key) from None
         except StoreFull as full:

@@ -23,8 +23,10 @@ class StreamPiece(NamedTuple):
 class Stream:
     """num_kept <= num_shown <= len(entries); what is shown and not kept could not be."""
 
-    def __init__(self, key: StreamKey, request: pb.KeptRequest) -> None:
+    def __init__(self, key: StreamKey, request: pb.KeptRequest, address: str = "") -> None:
+        """`address`: of the client that began it here."""
         self.key = key
+        self.address = address
         self.request = request
         self.entries: list[pb.KeptMessage] = []
         self.num_shown = 0  # entries that readers may have

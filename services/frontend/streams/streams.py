@@ -95,11 +95,11 @@ class Streams:
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
         key = StreamKey(_tenant(call.caller, request.tenant), request.request_id)
-        self._check_room(key)
+        self._check_room(key, call.address)
         kept.request_id, kept.tenant, kept.seed = key.request_id, key.tenant, seed
         kept.key_name = "" if call.caller is None else call.caller.key.name
         call.request = request
-        stream = self._found[key] = Stream(key, kept)
+        stream = self._found[key] = Stream(key, kept, call.address)
         made = self._new_maker(stream, writer)
         task = self._start(made, self._make(made, request, call.caller, call))
         await made.maker.begun.wait()
@@ -116,12 +116,14 @@ class Streams:
                 self._metrics.refused[reason].inc()
             raise
 
-    def _check_room(self, key: StreamKey) -> None:
+    def _check_room(self, key: StreamKey, address: str) -> None:
+        """Clients without a name share the bound of a tenant by address."""
         found = self._found.get(key)
         if key in self._made or (found is not None and (not self._store.is_shared or self._is_awaited(found))):
             raise exists(key)
-        own = sum(1 for found in self._found if found.tenant == key.tenant)
-        if not self._store.is_shared:
+        of_tenant = (found for found in self._found.values() if found.key.tenant == key.tenant)
+        own = sum(1 for found in of_tenant if key.tenant or found.address == address)
+        if not self._store.is_shared or not key.tenant:
             self._check_count(own)
         self.terms.check_memory("resumable", self._found.values())
 

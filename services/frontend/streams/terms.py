@@ -67,10 +67,11 @@ class StreamTerms:
                 retry_after_ms=RETRY_MS,
             )
 
-    @property
-    def bounds(self) -> Bounds:
+    def bounds_of(self, tenant: str) -> Bounds:
+        """Clients without a name have half of all places, and each address its share at the frontend that it asks."""
         limits = self.limits
-        return Bounds(limits.per_tenant, limits.all_tenants, limits.kept_bytes)
+        own = limits.per_tenant if tenant else max(limits.per_tenant, limits.all_tenants // 2)
+        return Bounds(own, limits.all_tenants, limits.kept_bytes)
 
     def full(self, bound: str) -> ResourceExhausted:
         """`bound`: the one that is reached."""

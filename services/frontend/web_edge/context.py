@@ -30,9 +30,10 @@ class WebContext:
 
     ends_with_its_status = True  # whatever its deadline: nobody else looks at that
 
-    def __init__(self, metadata: dict[str, str], write: Callable[[Message], Awaitable[None]]) -> None:
-        """Raises InvalidArgument for a timeout that is none."""
+    def __init__(self, metadata: dict[str, str], write: Callable[[Message], Awaitable[None]], peer: str) -> None:
+        """`peer`: HOST:PORT of the client. Raises InvalidArgument for a timeout that is none."""
         self._metadata = metadata
+        self._peer = peer
         self.write = write
         self.trailers: dict[str, str] = {}
         self._loop = asyncio.get_running_loop()
@@ -41,6 +42,9 @@ class WebContext:
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return tuple(self._metadata.items())
+
+    def peer(self) -> str:
+        return self._peer
 
     def time_remaining(self) -> float | None:
         return None if self._ends_s is None else self._ends_s - self._loop.time()

@@ -11,24 +11,26 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
+from services.frontend.bounds.content_coding import encodings_of
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.grpc_edge.errors import Refusals
+from services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders
 from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import Headers
+from services.frontend.http.headers import Headers, values_of
+from services.frontend.http.options import OPTIONS, no_content
+from services.frontend.http.page_rules import PageRules
 from services.frontend.web_edge.answer import WebAnswer
 from services.frontend.web_edge.codec import Codec
 from services.frontend.web_edge.context import Ended, WebContext
 from services.frontend.web_edge.endings import OK, ending_of
 from services.frontend.web_edge.framing import KINDS, CallKind, Protocol, only_message
-from shared.errors import InvalidArgument, QuireError, ResourceExhausted, Unimplemented
+from shared.errors import InvalidArgument, QuireError, ResourceExhausted
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 PREFIX = f"/{SERVICE.full_name}/"
 NO_WORK = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
-ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
-
 
 UNKNOWN_KIND = Response(status_code=415, headers={"accept-post": ", ".join(KINDS)})
 
@@ -50,16 +52,20 @@ class WebEdge:
         codec: Codec,
         *,
         access: Access,
+        rules: PageRules,
         admission: CallAdmission,
         refused: Refusals,
+        decoders: BodyDecoders,
         max_bytes: int,
     ) -> None:
         """`max_bytes`: of a body."""
         self._app = app
         self._codec = codec
         self._access = access
+        self._rules = rules
         self._admission = admission
         self._refused = refused
+        self._decoders = decoders
         self._max_bytes = max_bytes
         self._methods = {
             PREFIX + method.name: _Method(
@@ -72,30 +78,32 @@ class WebEdge:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = self._methods.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if method is None:
+        method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
+        if method is not None and scope["method"] == OPTIONS:
+            await no_content(f"{OPTIONS}, POST")(scope, receive, send)
+            return
+        if method is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         metadata = _metadata(scope["headers"])
         kind = KINDS.get(metadata.get("content-type", "").partition(";")[0].replace(" ", "").lower())
         if kind is not None and _fits(kind, method):
-            await self._answer(method, kind, metadata, receive, send)
+            await self._answer(method, kind, scope, receive, send)
         elif self._access.check(dict(metadata)) is None:
             await UNKNOWN_KIND(scope, receive, send)
         else:
             await self._app(scope, receive, send)  # where it hears that it needs a key
 
-    async def _answer(
-        self, method: _Method, kind: CallKind, metadata: dict[str, str], receive: Receive, send: Send
-    ) -> None:
+    async def _answer(self, method: _Method, kind: CallKind, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the method has begun are counted and logged here, all others there."""
-        answer = WebAnswer(kind, send)
+        answer, metadata = WebAnswer(kind, send), _metadata(scope["headers"])
         try:
+            self._rules.check("POST", "", scope["headers"], scope["http_version"])
             self._check(method, metadata)
-            body = await self._body(metadata, receive)
-            message = await self._codec.read(only_message(body, kind), method.request, is_json=kind.is_json)
-            del body
-            context = WebContext(metadata, answer.write)
+            data = await self._message(kind, scope["headers"], metadata, receive)
+            message = await self._codec.read(data, method.request, is_json=kind.is_json)
+            del data
+            context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
         except QuireError as error:
             self._refused(PREFIX + method.name, error)
             await answer.end(ending_of(error), {})
@@ -117,9 +125,22 @@ class WebEdge:
             raise error
         if method.name not in NO_WORK:
             self._admission.check_open(0)
-        for name in ENCODINGS:
-            if metadata.get(name, "identity") != "identity":
-                raise Unimplemented(f"{name} is {metadata[name][:40]!r}: bodies are not packed", field=name)
+
+    async def _message(self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive) -> bytes:
+        """The call's message, decoded where headers say that the body is encoded, or the message within."""
+        field = kind.encoding_header
+        of_body, of_message = (
+            encodings_of(values_of(FIELD_BYTES, headers)),
+            encodings_of([metadata.get(field, "")], field),
+        )
+        if of_body:
+            receive = self._decoders.decoded(receive, of_body, self._max_bytes)
+        sent = only_message(await self._body(metadata, receive), kind)
+        if not sent.is_compressed:
+            return sent.data
+        if not of_message:
+            raise InvalidArgument(f"the message is marked as compressed, and {field} names no encoding", field=field)
+        return await self._decoders.whole(sent.data, of_message, self._max_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
         self._check_length(int(metadata.get("content-length", "0")))

@@ -6,8 +6,9 @@ import base64
 import binascii
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument
 
 PREFIX_BYTES = 5  # flags, and the length as four bytes, most significant first
 COMPRESSED, CONNECT_END, GRPC_WEB_TRAILERS = 0x01, 0x02, 0x80
@@ -22,6 +23,9 @@ class Protocol(Enum):
     GRPC_WEB = "application/grpc-web"
 
 
+ENCODING_HEADERS = {Protocol.CONNECT_STREAM: "connect-content-encoding", Protocol.GRPC_WEB: "grpc-encoding"}
+
+
 @dataclass(frozen=True, slots=True)
 class CallKind:
     """Of a call, by its content type, which is the answer's as well."""
@@ -34,6 +38,11 @@ class CallKind:
     @property
     def is_framed(self) -> bool:
         return self.protocol is not Protocol.CONNECT_UNARY
+
+    @property
+    def encoding_header(self) -> str:
+        """The header that says how messages with the flag COMPRESSED are encoded; empty: messages have no flags."""
+        return ENCODING_HEADERS.get(self.protocol, "")
 
     @property
     def is_grpc_web(self) -> bool:
@@ -59,18 +68,23 @@ def frame(flags: int, data: bytes) -> bytes:
     return flags.to_bytes(1) + len(data).to_bytes(PREFIX_BYTES - 1) + data
 
 
-def only_message(body: bytes, kind: CallKind) -> bytes:
-    """Of a body: calls have one message. InvalidArgument, Unimplemented."""
+class SentMessage(NamedTuple):
+    """A call's one message."""
+
+    data: bytes
+    is_compressed: bool
+
+
+def only_message(body: bytes, kind: CallKind) -> SentMessage:
+    """Returns the message of a body: calls have one. Raises InvalidArgument."""
     if kind.is_text:
         body = _from_base64(body)
     if not kind.is_framed:
-        return body
+        return SentMessage(body, is_compressed=False)
     end = PREFIX_BYTES + int.from_bytes(body[1:PREFIX_BYTES])
     if len(body) < PREFIX_BYTES or end != len(body):
         raise InvalidArgument("the body is not one message behind its length", field="message")
-    if body[0] & COMPRESSED:
-        raise Unimplemented("messages are not packed", field="message")
-    return body[PREFIX_BYTES:]
+    return SentMessage(body[PREFIX_BYTES:], is_compressed=bool(body[0] & COMPRESSED))
 
 
 def _from_base64(body: bytes) -> bytes:

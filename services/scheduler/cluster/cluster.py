@@ -201,7 +201,8 @@ class WorkerCluster:
         if loss is not None and not replica.given_up:
             self._cut[replica.id] = loss
         num_moved = self.assignments.detached(replica, loss)
-        log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
+        tell = log.warning if lost else log.info
+        tell("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
 
     def let_leave(self, replica: Replica) -> None:
         """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one

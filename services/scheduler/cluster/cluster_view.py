@@ -43,6 +43,8 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
         paused=cluster.is_held,
         unowned_blocks=sum(replica.core.kv.num_unowned() for replica in replicas),
         block_size=layout.block_size if layout is not None else 0,
+        num_kv_groups=max((replica.core.kv.num_groups for replica in replicas), default=1),
+        max_model_len=max((replica.core.limits.max_model_len for replica in replicas), default=0),
     )
 
 

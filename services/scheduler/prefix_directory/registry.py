@@ -6,17 +6,23 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from shared.prefix_index import RegistryKeys, RegistryReader, SchedulerEntry
+from shared.prefix_index import NOT_COUNTED, MalformedEntries, RegistryKeys, RegistryReader, SchedulerEntry
 
 
 class Registry:
     """A lease that says: this scheduler lives, here, with so many workers, and whether it is about to leave."""
 
-    def __init__(self, redis: Any, keys: RegistryKeys, entry: Callable[[], SchedulerEntry]) -> None:
+    def __init__(
+        self,
+        redis: Any,
+        keys: RegistryKeys,
+        entry: Callable[[], SchedulerEntry],
+        malformed: MalformedEntries = NOT_COUNTED,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._entry = entry
-        self._reader = RegistryReader(redis, keys)
+        self._reader = RegistryReader(redis, keys, malformed)
         self.peers: list[SchedulerEntry] = []
 
     async def renew(self, lease_ms: int) -> None:

@@ -86,7 +86,7 @@ class Replica:
         self._watcher: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
-        self._step_tokens = metrics.step_tokens.labels(self.id)
+        self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
         self._moved: set[int] = set()  # keys of sequences from elsewhere that have no token here yet
         self._sent_at: deque[float] = deque()  # of the steps under way
         self._freeing: deque[tuple[int, float]] = deque()  # (step whose return frees the blocks, cancelled at)

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+import trustme
 
 from quire import bundled
 from tests.e2e.conftest import running_cluster
@@ -32,8 +35,11 @@ def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        match = re.fullmatch(r"quire ready http=(\S+) grpc=(\S+) metrics=\S+\n", process.stdout.readline())
+        match = re.fullmatch(
+            r"quire ready http=(\S+) grpc=(\S+) metrics=\S+ scheduler=\S+ url=http://(\S+)\n", process.stdout.readline()
+        )
         assert match is not None
+        assert match[3] == match[1]
         yield process, match[1], match[2]
     finally:
         process.kill()
@@ -97,9 +103,10 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     try:
         ready = json.loads(process.stdout.readline())
         before = services(ready["grpc"])
-        os.kill(before["frontend-0"]["pid"], signal.SIGKILL)
+        for name in ("worker-0", "frontend-0"):
+            os.kill(before[name]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while "frontend-0 ended" not in (tmp_path / "log").read_text():
+        while not all(text in (tmp_path / "log").read_text() for text in ("frontend-0 ended", "worker detached")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -109,6 +116,8 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     assert ready["message"] == "ready"
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
+    deaths = [line for line in lines if line["message"].startswith(("frontend-0 ended", "worker detached"))]
+    assert {line["level"] for line in deaths} == {"warning"}
 
 
 @pytest.mark.slow
@@ -171,6 +180,25 @@ def test_numbers_take_units_and_refuse_nonsense() -> None:
 def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> None:
     seen = quire(*command, "--address", "127.0.0.1:1", status=1).stderr
     assert seen.startswith("quire: no cluster answers at 127.0.0.1:1 (Connection refused)")
+    assert seen.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("complete", "Once"), ("chat", "Hello")])
+@pytest.mark.parametrize("mutual", [False, True])
+def test_a_port_that_speaks_tls_is_said_to(command: tuple[str, ...], mutual: bool) -> None:
+    """Without --tls; gRPC tells of a connection that was closed."""
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+    credentials = grpc.ssl_server_credentials([pair], ca.cert_pem.bytes() if mutual else None, mutual)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        seen = quire(*command, "--address", f"127.0.0.1:{port}", status=1).stderr
+    finally:
+        server.stop(0).wait()
+    assert seen.startswith(f"quire: 127.0.0.1:{port} answers with TLS; say with --tls ca=FILE which"), seen
     assert seen.count("\n") == 1
 
 

@@ -46,6 +46,8 @@ def test_counts_and_latencies_match_what_clients_saw() -> None:
     assert frontend["vllm:prompt_tokens_total"] == prompt_tokens
     assert frontend["vllm:prompt_tokens_cached_total"] == cached_tokens
     assert frontend["vllm:generation_tokens_total"] == generated
+    assert (frontend["vllm:request_num_preemptions_count"], frontend["vllm:request_num_preemptions_sum"]) == (6, 0)
+    assert frontend["vllm:request_prefill_kv_computed_tokens_sum"] == prompt_tokens - cached_tokens
     for name in ("time_to_first_token", "request_queue_time", "request_prefill_time", "e2e_request_latency"):
         assert frontend[f"vllm:{name}_seconds_count"] == 6
     assert 0 < frontend["vllm:e2e_request_latency_seconds_sum"] <= elapsed
@@ -54,5 +56,7 @@ def test_counts_and_latencies_match_what_clients_saw() -> None:
     assert scheduler["vllm:prefix_cache_hits_total"] == cached_tokens
     assert scheduler["quire_scheduler_generated_tokens_total"] == generated
     assert scheduler["vllm:num_preemptions_total"] == 0
+    assert scheduler["vllm:iteration_tokens_total_count"] >= generated  # a step each, one request at a time
+    assert scheduler["vllm:iteration_tokens_total_sum"] >= prompt_tokens - cached_tokens + generated - 6
     assert scheduler["vllm:num_requests_running"] == scheduler["quire_scheduler_blocks_unowned"] == 0
     assert scheduler["quire_scheduler_blocks_cached"] > 0

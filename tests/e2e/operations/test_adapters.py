@@ -103,7 +103,7 @@ def test_a_name_that_nobody_has_is_not_found(cluster: Cluster) -> None:
     body = {"model": "third", "prompt": "x"}
     reply = httpx.post(f"http://{cluster.http_address}/v1/completions", json=body)
     assert reply.status_code == 404
-    assert reply.json()["error"]["message"] == "The model `third` does not exist."
+    assert reply.json()["error"]["message"] == "The model `third` does not exist; available: quire-tiny, json, pirate."
 
 
 def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
@@ -130,7 +130,7 @@ def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
         )
         assert chosen[0].text == complete(cluster, "other")["choices"][0]["text"]
         assert client.unload_adapter("late") == 0
-        assert ask(cluster, "late") == "The model `late` does not exist."
+        assert ask(cluster, "late").startswith("The model `late` does not exist; available: quire-tiny, ")
         with pytest.raises(NotFound, match="there is no adapter 'late'"):
             client.unload_adapter("late")
         with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):

@@ -17,9 +17,10 @@ import pytest
 import trustme
 
 from quire import bundled
+from quire.cluster import metrics_ports
 from quire.doctor import certificates, cluster
 from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.settings.tls import Tls
+from shared.settings.tls import NO_TLS, Tls
 from shared.version import VERSION
 from tests.e2e.conftest import running_cluster
 from tests.ports import quiet_port
@@ -43,8 +44,7 @@ def doctor(*arguments: str, path: str = "", without: Sequence[str] = ()) -> tupl
     return done.returncode, found
 
 
-def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_SCHEDULER_METRICS_PORT", str(quiet_port()))
+def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read() -> None:
     flags = ("--http-port", str(quiet_port()), "--grpc-port", str(quiet_port()))
     status, found = doctor(*flags)
     assert status == 0, found
@@ -106,7 +106,10 @@ def test_services_of_another_version_and_those_that_stand_still_are_named() -> N
         pb.ServiceStatus(role=pb.ROLE_FRONTEND, id="frontend-0", state=pb.STATE_READY, version=VERSION),
         pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-3", state=pb.STATE_STALLED, version="0.0.7"),
     ]
-    levels = {finding.subject: (finding.level, finding.found) for finding in cluster.look("somewhere", services)}
+    levels = {
+        finding.subject: (finding.level, finding.found)
+        for finding in cluster.look(cluster.ClusterAddress("somewhere", NO_TLS), services)
+    }
     assert levels["worker-3"] == ("error", "is stalled")
     assert levels["versions"][0] == "warning"
     assert "0.0.7: worker-3" in levels["versions"][1]
@@ -182,3 +185,76 @@ def test_the_dates_of_a_certificate_are_those_that_openssl_reads(tmp_path: Path)
     begin_s, end_s = certificates.validity(ssl.PEM_cert_to_DER_cert(path.read_text()))
     assert end_s == end.timestamp()
     assert begin_s < end_s
+
+
+def test_the_port_of_metrics_is_that_of_up_which_takes_another_where_it_is_in_use() -> None:
+    ports = ("--http-port", "0", "--grpc-port", str(quiet_port()))
+    try:
+        taken = socket.create_server(("127.0.0.1", metrics_ports.DEFAULT))
+    except OSError:  # another program of this machine has it, which is the case as well
+        taken = socket.socket()
+    with taken:
+        status, found = doctor(*ports)
+    (finding,) = found["metrics_port"]
+    assert (finding["level"], status) == ("warning", 0)
+    assert f"127.0.0.1:{metrics_ports.DEFAULT} is in use" in finding["found"]
+
+
+def test_a_port_that_may_be_any_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is another one, and so is that of the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("QUIRE_FRONTEND_HTTP_PORT", str(taken.getsockname()[1]))
+        _, found = doctor("--http-port", "0", "--grpc-port", str(quiet_port()))
+    assert "http_port" not in found
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_a_cluster_that_was_named_and_does_not_answer_fails(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "variable":
+        monkeypatch.setenv("QUIRE_ADDRESS", "127.0.0.1:1")
+    status, found = doctor("--http-port", "0", *(("--address", "127.0.0.1:1") if how == "flag" else ()))
+    assert status == 1
+    assert found["cluster"][0]["level"] == "error"
+    assert "nothing answers at 127.0.0.1:1" in found["cluster"][0]["found"]
+
+
+def test_a_cluster_that_shows_itself_to_its_operator_alone_is_told_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_cluster(worker={"num_blocks": 300}) as running:
+        address = running.grpc_address
+        for variable in ("TMPDIR", "XDG_RUNTIME_DIR"):  # where commands find a frontend's admin service
+            monkeypatch.setenv(variable, str(tmp_path))
+        _, found = doctor("--http-port", "0", "--address", address)
+    assert found["cluster"][0]["level"] == "warning"
+    assert "--admin-address and --admin-key-file" in found["cluster"][0]["advice"]
+
+
+@pytest.mark.parametrize("service", ["frontend", "scheduler", "worker"])
+def test_a_secret_that_others_can_read_is_found_for_each_service(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    secret.chmod(0o644)
+    monkeypatch.setenv(f"QUIRE_{service}_CLUSTER_SECRET_FILE".upper(), str(secret))
+    status, found = doctor("--http-port", "0", "--grpc-port", str(quiet_port()))
+    assert status == 1
+    assert found["cluster secret"][0]["level"] == "error"
+    secret.chmod(0o600)
+    _, found = doctor("--http-port", "0", "--grpc-port", str(quiet_port()))
+    assert found["cluster secret"][0]["found"] == f"{secret}, of {service}"
+
+
+def test_keys_are_read_as_a_frontend_reads_them(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n  - {name: one, key: " + "k" * 40 + "}\n")
+    keys.chmod(0o600)
+    ports = ("--http-port", "0", "--grpc-port", str(quiet_port()))
+    _, found = doctor(*ports, "--api-keys", str(keys))
+    assert found["API keys"][0]["found"] == f"1 in {keys}"
+    keys.chmod(0o644)
+    status, found = doctor(*ports, "--api-keys", str(keys))
+    assert (status, found["API keys"][0]["level"]) == (1, "error")
+    _, found = doctor(*ports)
+    assert found["API keys"][0]["found"].startswith("none")

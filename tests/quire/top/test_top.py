@@ -9,7 +9,10 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
+
+import pytest
 
 from quire import SamplingParams
 from quire.client import Client
@@ -76,25 +79,31 @@ def test_once_is_for_scripts() -> None:
     assert "no request is being answered" in done.stdout
 
 
-def test_a_terminal_shows_requests_as_they_run_and_is_left_as_it_was() -> None:
+@pytest.mark.parametrize("ending", ["q", "SIGTERM"])
+def test_a_terminal_shows_requests_as_they_run_and_is_left_as_it_was(ending: str) -> None:
     with running_cluster(worker={"num_blocks": 3000}) as cluster:
         ask = [sys.executable, "-m", "quire", "complete", "Once", "--max-tokens", "900"]
         asking = subprocess.Popen([*ask, "--address", cluster.grpc_address], stdout=subprocess.DEVNULL)
         main, other = pty.openpty()
+        before = termios.tcgetattr(other)
         command = [sys.executable, "-m", "quire", "top", "--interval-s", "0.1", "--address", cluster.grpc_address]
         top = subprocess.Popen(command, stdout=other, stderr=other, stdin=other, start_new_session=True)
-        os.close(other)
         try:
             seen = read_until(main, "tokens/s", "worker-0")
-            top.send_signal(signal.SIGTERM)  # SIGINT may be ignored by whoever runs the tests
+            if ending == "q":
+                os.write(main, b"xq")
+            else:
+                top.send_signal(signal.SIGTERM)  # SIGINT may be ignored by whoever runs the tests
             seen += read_until(main, "\033[?1049l")
             assert top.wait(30) == 0
+            assert termios.tcgetattr(other) == before
         finally:
             top.kill()
             top.wait()
             asking.kill()
             asking.wait()
             os.close(main)
+            os.close(other)
     assert seen.startswith("\033[?1049h")
 
 

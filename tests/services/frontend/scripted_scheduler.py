@@ -137,6 +137,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.tokens_per_step = 1
         self.prompt_positions_per_step = 1000
         self.num_cached_tokens = 0
+        self.num_preemptions = 0  # of each sequence that ends
         self.gives_vectors = True
         self.compares = True
         self.refusal: finish_pb2.Error | None = None
@@ -306,6 +307,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if sequence.submission.asks_logprobs:
                 asked.append((sequence, len(new)))
             if end is not None:
+                end.num_preemptions = self.num_preemptions
                 del session.running[sequence.id]
                 batch.finished.append(end)
         batch.sequence_ids = u32_bytes(ids)
@@ -435,14 +437,15 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
-    """The sampled token has -0.5, the i-th of the top list -(i + 1)."""
+    """The sampled token has -0.5, the i-th of the top list, or of those that were named, -(i + 1)."""
     ids, counts, tokens, values, ranks = [], [], [], [], []
     for sequence, num_new in asked:
-        num_top = sequence.submission.sampling.logprobs
+        named = sequence.submission.sampling.logprob_token_ids
+        num_top = len(named) or sequence.submission.sampling.logprobs
         ids.append(sequence.id)
         counts.append(1 + num_top)
         for token in sequence.tokens[len(sequence.tokens) - num_new :]:
-            tokens += [token, *((token + 1 + i) % 200 for i in range(num_top))]
+            tokens += [token, *(named or ((token + 1 + i) % 200 for i in range(num_top)))]
             values += [-0.5, *(-(i + 1.0) for i in range(num_top))]
             ranks.append(1)
     return pb.LogprobBatch(

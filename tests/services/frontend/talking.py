@@ -53,9 +53,11 @@ def talking_folder(folder: Path, template: str = TEMPLATE) -> Path:
 
 
 @asynccontextmanager
-async def talking(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
+async def talking(
+    folder: Path, said: Said, *, max_model_len: int = 4096, **settings: Any
+) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
     """The frontend, an OpenAI client, and the script."""
-    script = ScriptedScheduler(saying(folder, said), max_model_len=4096)
+    script = ScriptedScheduler(saying(folder, said), max_model_len=max_model_len)
     async with (
         scheduler(script),
         running(folder, script.address, **settings) as frontend,

@@ -75,7 +75,8 @@ async def broken_off(frontend: Running) -> None:
     host, port = frontend.frontend.http_address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     body = b'{"prompt": "hello", "max_tokens": 400, "stream": true, "ignore_eos": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"content-length: %d\r\n\r\n"
     writer.write(head % len(body) + body)
     assert await reader.read(100)
     writer.transport.abort()

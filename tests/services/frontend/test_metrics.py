@@ -99,6 +99,36 @@ async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
     assert metrics["quire_frontend_sessions_open"] == 1
 
 
+async def test_a_sample_counts_as_often_as_its_scheduler_preempted_it(folder: Path) -> None:
+    """vLLM's vllm:request_num_preemptions: also of samples that were never, and that end at a stop string."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        for num_preemptions in (0, 3, 0):
+            script.num_preemptions = num_preemptions
+            await frontend.http.post("/v1/completions", json={"prompt": "x", "n": 2, "max_tokens": 4})
+        counted = {"prompt": "x", "seed": 104, "max_tokens": 4}
+        text = (await frontend.http.post("/v1/completions", json=counted)).json()["choices"][0]["text"]
+        script.num_preemptions = 7
+        stopped = await frontend.http.post("/v1/completions", json={**counted, "stop": [text]})
+        await frontend.until_idle()
+        metrics = await frontend.metrics()
+    assert stopped.json()["choices"][0]["finish_reason"] == "stop"
+    assert metrics["vllm:request_num_preemptions_sum"] == 6 + 7
+    buckets = [metrics[f"vllm:request_num_preemptions_bucket{{le={edge}}}"] for edge in ("0.0", "2.0", "5.0", "10.0")]
+    assert buckets == [5, 5, 7, 8]
+
+
+async def test_computed_prompt_tokens_are_those_that_were_not_cached(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        for script.num_cached_tokens in (0, 2):
+            await frontend.http.post("/v1/completions", json={"prompt": [5, 6, 7, 8], "n": 2, "max_tokens": 2})
+        await frontend.until_idle()
+        metrics = await frontend.metrics()
+    assert metrics["vllm:request_prefill_kv_computed_tokens_count"] == 2
+    assert metrics["vllm:request_prefill_kv_computed_tokens_sum"] == 4 + 2
+
+
 async def test_http_requests_are_counted_by_route_and_class_of_status(folder: Path) -> None:
     async with scheduler(ScriptedScheduler()) as script, running(folder, script.address) as frontend:
         await frontend.http.post("/v1/completions", json={"prompt": "x", "n": 0})

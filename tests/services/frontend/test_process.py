@@ -87,6 +87,19 @@ async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> No
     assert found.status_code == 200, found.text
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"), [({}, False), ({"insecure": True, "host": "0.0.0.0"}, True)], ids=["loopback", "everywhere"]
+)
+async def test_whoever_opens_it_to_other_machines_without_keys_is_warned(
+    folder: Path, settings: dict[str, Any], warned: bool
+) -> None:
+    async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, **settings) as frontend:
+        await ready(frontend)
+        frontend.send_signal(signal.SIGTERM)
+        _, said = await asyncio.wait_for(frontend.communicate(), 60)
+    assert (b"there are no API keys: whoever reaches this port may use it" in said) is warned
+
+
 async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
     script = ScriptedScheduler(count_up, step_s=0.005)
     async with scheduler(script), process(folder, script.address) as frontend:

@@ -180,6 +180,15 @@ def test_a_fault_in_placing_a_sequence_again_ends_that_one_alone(waits: bool, mo
     assert len(desk.cluster.assignments.unassigned) == 0
 
 
+@pytest.mark.parametrize(("lost", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_a_lost_worker_is_a_warning_in_the_log(caplog: pytest.LogCaptureFixture, lost: bool, level: str) -> None:
+    caplog.set_level("INFO", logger="quire.cluster")
+    desk = Desk(has_worker=True)
+    assert desk.replica is not None
+    desk.cluster.detach(desk.replica, lost=lost)
+    assert [record.levelname for record in caplog.records if record.getMessage() == "worker detached"] == [level]
+
+
 def test_an_error_code_that_nobody_knows_is_a_fault() -> None:
     assert decode_failure(finish_pb2.Error(code=99, message="odd")).code == "INTERNAL"  # type: ignore[arg-type]
 

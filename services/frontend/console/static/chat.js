@@ -72,7 +72,7 @@ export class Chat {
     try {
       await this.read(answer, shown);
     } catch (error) {
-      if (error.name !== "AbortError") { shown.className = "message error"; shown.textContent = error.message; }
+      if (error.name !== "AbortError") { shown.className = "message error"; shown.textContent = explained(error); }
     }
     shown.classList.remove("writing");
     answer.ended = performance.now();
@@ -89,6 +89,7 @@ export class Chat {
     const response = await this.call("v1/chat/completions", {
       method: "POST", body: JSON.stringify(this.body()), signal: this.aborting.signal,
     });
+    if (response.status === 401) element("key").focus();
     if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
     answer.id = response.headers.get("x-request-id");
     for await (const chunk of events(response.body)) {
@@ -108,7 +109,7 @@ export class Chat {
     const rate = answer.metrics?.tokens_per_second;
     const figures = [`${answer.usage?.completion_tokens ?? answer.tokens.length} tokens`];
     if (rate) figures.push(`${Math.round(rate)} tokens/s`);
-    if (answer.finish) figures.push(answer.finish);
+    if (answer.finish) figures.push(`ended by: ${answer.finish}`);
     footer.append(...figures.map((figure) => Object.assign(document.createElement("span"), { textContent: figure })), link);
     shown.append(footer);
     shown.parentElement.scrollTop = shown.parentElement.scrollHeight;
@@ -119,6 +120,9 @@ export class Chat {
     element("stop").hidden = !isBusy;
   }
 }
+
+// A call that did not reach the frontend, or was cut off, is a TypeError in all browsers, each with words of its own.
+const explained = (error) => (error instanceof TypeError ? "The frontend does not answer. Ask again once it is there." : error.message);
 
 function parsed(id) {
   const text = element(id).value.trim();

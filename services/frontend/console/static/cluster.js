@@ -1,7 +1,7 @@
 const element = (id) => document.getElementById(id);
 const LOOK_MS = 1000;
 const COLUMN = { ROLE_FRONTEND: 0, ROLE_SCHEDULER: 1, ROLE_REDIS: 1, ROLE_WORKER: 2 };
-const WIDTH = 1000, BOX = 230, HEIGHTS = { ROLE_WORKER: 92 }, HEIGHT = 62, GAP = 16;
+const WIDE = 1000, BOX = 270, NARROW = 700, HEIGHTS = { ROLE_WORKER: 92 }, HEIGHT = 62, GAP = 16;
 const MOST_EVENTS = 50, MOST_RATES = 240;
 
 const svg = (name, attributes, ...children) => {
@@ -11,30 +11,78 @@ const svg = (name, attributes, ...children) => {
   return made;
 };
 const number = (value) => Number(value ?? 0);
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const short = (value) => (number(value) < 100_000 ? number(value).toLocaleString("en") : SHORT.format(number(value)));
 const word = (name) => name.split("_").slice(1).join(" ").toLowerCase();
 const grade = (state) => ({ STATE_READY: "good", STATE_STALLED: "bad", STATE_DOWN: "bad" })[state] ?? "warn";
 
 // The services, looked at again and again; what changed between two looks is told.
 export class Cluster {
-  constructor(call) {
+  // `onAnswer`: called when the cluster answers for the first time, or again.
+  constructor(call, onAnswer) {
     this.call = call;
+    this.onAnswer = onAnswer;
     this.before = null;
     this.rates = [];
+    this.answers = false;
+    this.lookNow();
+  }
+
+  lookNow() {
+    clearTimeout(this.timer);
     this.look();
   }
 
   async look() {
-    try {
-      const answer = await this.call("cluster");
-      if (answer.ok) this.draw((await answer.json()).services);
-      else this.vital(answer.status === 401 ? "warn" : "bad");
-    } catch { this.vital("bad"); }
-    setTimeout(() => this.look(), document.hidden ? 5 * LOOK_MS : LOOK_MS);
+    const turn = (this.turn = (this.turn ?? 0) + 1);
+    const [answer, services] = await this.ask();
+    if (turn !== this.turn) return; // another look was begun meanwhile
+    if (services) this.draw(services);
+    else this.lose(answer);
+    this.timer = setTimeout(() => this.look(), document.hidden ? 5 * LOOK_MS : LOOK_MS);
   }
 
-  vital(how) { element("vital-state").className = `dot ${how}`; }
+  // The answer, null if there was none, and the services if they are told.
+  async ask() {
+    let answer = null;
+    try {
+      answer = await this.call("cluster");
+      return [answer, answer.ok ? (await answer.json()).services : null];
+    } catch { return [null, null]; }
+  }
+
+  vital(how, what) {
+    element("vital-state").className = `dot ${how}`;
+    element("vital-word").textContent = what;
+  }
+
+  notice(text) {
+    element("notice").textContent = text;
+    element("notice").hidden = !text;
+  }
+
+  // No look: what was seen before says nothing of now.
+  lose(answer) {
+    if (this.answers) this.event(answer ? `the frontend answers ${answer.status}` : "the frontend does not answer");
+    this.answers = false;
+    this.before = null;
+    this.rates = [];
+    for (const id of ["vital-rate", "vital-running", "vital-waiting"]) element(id).textContent = "–";
+    this.curve();
+    element("map").classList.add("stale");
+    if (answer?.status === 401) {
+      this.vital("warn", "key needed");
+      this.notice(element("key").value ? "This API key is not known here." : "This cluster has API keys: type yours at the top right.");
+    } else {
+      this.vital("bad", "away");
+      this.notice(answer ? `The frontend answers ${answer.status} ${answer.statusText}.` : "The frontend does not answer. What is drawn is what was seen last.");
+    }
+  }
 
   draw(services) {
+    if (!this.answers) this.onAnswer();
+    this.answers = true;
+    element("map").classList.remove("stale");
     const now = new Map(services.map((service) => [`${service.role} ${service.id}`, service]));
     const schedulers = services.filter(({ role }) => role === "ROLE_SCHEDULER");
     const sum = (read) => schedulers.reduce((total, service) => total + number(read(service)), 0);
@@ -42,11 +90,20 @@ export class Cluster {
     element("vital-rate").textContent = Math.round(this.rates.at(-1)).toLocaleString("en");
     element("vital-running").textContent = sum((s) => s.running);
     element("vital-waiting").textContent = sum((s) => s.waiting);
-    this.vital(services.some(({ state }) => grade(state) === "bad") ? "bad" : services.some(({ role }) => role === "ROLE_WORKER") ? "good" : "warn");
+    this.judge(services);
     const moved = this.tell(now);
     if (!element("cluster").hidden) { this.map(services, moved); this.curve(); }
     this.before = now;
     this.looked = performance.now();
+  }
+
+  judge(services) {
+    const ill = services.filter(({ state }) => grade(state) === "bad");
+    const workers = services.filter(({ role, state }) => role === "ROLE_WORKER" && grade(state) !== "bad");
+    if (!workers.length) this.vital("warn", "no worker");
+    else if (ill.length) this.vital("bad", `${ill[0].id} ${word(ill[0].state)}`);
+    else this.vital("good", "ready");
+    this.notice(workers.length ? "" : "No worker is there: what runs waits for one, and new requests wait or are refused.");
   }
 
   // Tokens generated since the last look, a second.
@@ -74,8 +131,10 @@ export class Cluster {
       moved += number(service.sequences_moved) - number(before?.sequences_moved);
     }
     for (const [key, service] of this.before) if (!now.has(key)) this.event(`${service.id} is gone`);
-    if (moved > 0) this.event(`${moved} ${moved === 1 ? "sequence" : "sequences"} moved to other workers`);
-    return moved > 0;
+    const stayed = ([key, { role, state, epoch }]) => role === "ROLE_WORKER" && grade(state) !== "bad" && this.before.get(key)?.epoch === epoch;
+    const goOn = [...now].some(stayed);
+    if (moved > 0) this.event(`${moved} ${moved === 1 ? "sequence" : "sequences"} ${goOn ? "moved to other workers" : "wait for a worker"}`);
+    return moved > 0 && goOn;
   }
 
   event(text) {
@@ -87,64 +146,97 @@ export class Cluster {
   }
 
   map(services, moved) {
+    const map = element("map");
     const columns = [[], [], []];
     for (const service of services) columns[COLUMN[service.role] ?? 1].push(service);
-    const heightOf = ({ role }) => HEIGHTS[role] ?? HEIGHT;
-    const tall = columns.map((column) => column.reduce((sum, service) => sum + heightOf(service) + GAP, -GAP));
-    const height = Math.max(320, ...tall) + 2 * GAP;
-    const places = new Map();
-    columns.forEach((column, index) => {
-      let y = (height - tall[index]) / 2;
-      for (const service of column) {
-        places.set(service, { x: 20 + index * ((WIDTH - 40 - BOX) / 2), y, height: heightOf(service) });
-        y += heightOf(service) + GAP;
-      }
-    });
+    const narrow = map.clientWidth < NARROW;
+    const { places, width, height } = narrow ? stacked(columns, map.clientWidth) : beside(columns);
     const links = [];
     for (const scheduler of columns[1].filter(({ role }) => role === "ROLE_SCHEDULER")) {
-      const to = places.get(scheduler);
-      for (const frontend of columns[0]) links.push(link(places.get(frontend), to, frontend.running > 0, false));
-      for (const worker of columns[2]) links.push(link(to, places.get(worker), worker.running > 0, moved));
+      const to = places.get(scheduler), draw = narrow ? down : across;
+      for (const frontend of columns[0]) links.push(draw(places.get(frontend), to, frontend.running > 0, false));
+      for (const worker of columns[2]) links.push(draw(to, places.get(worker), worker.running > 0, moved));
     }
     const boxes = [...places].map(([service, place]) => box(service, place));
-    const map = element("map");
-    map.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
+    map.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    map.style.minHeight = narrow ? `${height}px` : "";
     map.replaceChildren(...links, ...boxes);
   }
 
   curve() {
     const highest = Math.max(1, ...this.rates);
-    const points = this.rates.map((rate, i) => `${MOST_RATES - this.rates.length + i},${58 - (rate / highest) * 54}`);
-    const first = MOST_RATES - this.rates.length;
+    element("curve-top").textContent = this.rates.length ? short(Math.ceil(highest)) : "";
+    element("curve-begin").textContent = this.rates.length ? `${this.rates.length * (LOOK_MS / 1000)} s ago` : "no figures yet";
+    if (!this.rates.length) return element("curve").replaceChildren();
+    const step = (MOST_RATES - 1) / Math.max(1, this.rates.length - 1);
+    const points = this.rates.map((rate, i) => `${i * step},${58 - (rate / highest) * 54}`);
     element("curve").replaceChildren(
-      svg("path", { class: "area", d: `M${first},60 L${points.join(" L")} L${MOST_RATES - 1},60 Z` }),
+      svg("path", { class: "area", d: `M0,60 L${points.join(" L")} L${MOST_RATES - 1},60 Z` }),
       svg("path", { class: "edge", d: `M${points.join(" L")}` }),
     );
   }
 }
 
-function link(from, to, busy, moved) {
-  const [x1, y1, x2, y2] = [from.x + BOX, from.y + from.height / 2, to.x, to.y + to.height / 2];
-  const middle = (x1 + x2) / 2;
-  return svg("path", { class: `link${busy ? " busy" : ""}${moved ? " moved" : ""}`, d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}` });
+const heightOf = ({ role }) => HEIGHTS[role] ?? HEIGHT;
+
+// Where each service is drawn: roles in columns, in a picture that is scaled to the window.
+function beside(columns) {
+  const tall = columns.map((column) => column.reduce((sum, service) => sum + heightOf(service) + GAP, -GAP));
+  const height = Math.max(320, ...tall) + 2 * GAP;
+  const places = new Map();
+  columns.forEach((column, index) => {
+    let y = (height - tall[index]) / 2;
+    for (const service of column) {
+      places.set(service, { x: 20 + index * ((WIDE - 40 - BOX) / 2), y, width: BOX, height: heightOf(service) });
+      y += heightOf(service) + GAP;
+    }
+  });
+  return { places, width: WIDE, height };
 }
 
-function box(service, { x, y, height }) {
+// The same one below the other, as wide as the window and not scaled.
+function stacked(columns, width) {
+  const places = new Map();
+  let y = GAP;
+  for (const column of columns) {
+    for (const service of column) {
+      places.set(service, { x: 1, y, width: width - 2, height: heightOf(service) });
+      y += heightOf(service) + GAP;
+    }
+    y += GAP;
+  }
+  return { places, width, height: y };
+}
+
+const linked = (path, busy, moved) => svg("path", { class: `link${busy ? " busy" : ""}${moved ? " moved" : ""}`, d: path });
+
+function across(from, to, busy, moved) {
+  const [x1, y1, x2, y2] = [from.x + from.width, from.y + from.height / 2, to.x, to.y + to.height / 2];
+  const middle = (x1 + x2) / 2;
+  return linked(`M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, busy, moved);
+}
+
+function down(from, to, busy, moved) {
+  const x = from.x + from.width / 2;
+  return linked(`M${x},${from.y + from.height} L${x},${to.y}`, busy, moved);
+}
+
+function box(service, { x, y, width, height }) {
   const how = grade(service.state);
   const group = svg("g", { transform: `translate(${x} ${y})` },
-    svg("rect", { class: `box ${how}`, width: BOX, height, rx: 12 }),
+    svg("rect", { class: `box ${how}`, width, height, rx: 12 }),
     svg("circle", { class: `state ${how}`, cx: 20, cy: 23, r: 5 }),
     text(service.id, 34, 28, ""),
-    text(word(service.state), BOX - 16, 28, "soft", "end"),
+    text(word(service.state), width - 16, 28, "soft", "end"),
     text(`${number(service.running)} running · ${number(service.waiting)} waiting`, 16, 48, "soft"));
   if (service.role === "ROLE_WORKER" && service.blocks) {
-    const { total = 1, used = 0, cached = 0 } = service.blocks, width = BOX - 32;
-    const part = (count) => (count ? Math.max(2, (count / total) * width) : 0);
+    const { total = 1, used = 0, cached = 0 } = service.blocks, bar = width - 32;
+    const part = (count) => (count ? Math.max(2, (count / total) * bar) : 0);
     group.append(
-      svg("rect", { class: "free", x: 16, y: 60, width, height: 9, rx: 4.5 }),
-      svg("rect", { class: "cached", x: 16, y: 60, width: Math.min(width, part(used) + part(cached)), height: 9, rx: 4.5 }),
+      svg("rect", { class: "free", x: 16, y: 60, width: bar, height: 9, rx: 4.5 }),
+      svg("rect", { class: "cached", x: 16, y: 60, width: Math.min(bar, part(used) + part(cached)), height: 9, rx: 4.5 }),
       svg("rect", { class: "used", x: 16, y: 60, width: part(used), height: 9, rx: 4.5 }),
-      text(`${number(used)} used, ${number(cached)} cached of ${number(total)} blocks`, 16, 83, "soft"));
+      text(`${short(used)} used · ${short(cached)} cached of ${short(total)} blocks`, 16, 83, "soft"));
   }
   return group;
 }

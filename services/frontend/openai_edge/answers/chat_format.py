@@ -27,6 +27,7 @@ class ChatFormat:
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
         self._start = request.sampling.prompt_logprob_start
+        self._with_sampled = bool(request.sampling.logprob_token_ids)
         self._opened: set[int] = set()
         self._called: set[int] = set()  # samples with tool calls
         self._was_free = request.tool_use is None or not request.tool_use.name
@@ -71,10 +72,11 @@ class ChatFormat:
         message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
         if prefix := self._prefix(delta.sample):
             message["content"] = prefix + (message["content"] or "")
-        return {"role": "assistant", "refusal": None, **message}
+        return {"role": "assistant", "refusal": None, "annotations": [], **message}
 
     def _details(self, delta: SampleDelta) -> dict[str, Any]:
-        logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
+        told = delta.logprobs
+        logprobs = chat_logprobs(told, self._texts, with_sampled=self._with_sampled) if told else None
         token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
         return {"logprobs": logprobs, **self._ending(delta), **token_ids}
 

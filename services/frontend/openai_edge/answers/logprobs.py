@@ -67,13 +67,18 @@ def _with_sampled(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
     return {texts.text(entry.token_id): as_json(entry.logprob)} | top
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-    return {"content": [_chat_entry(entry, texts) for entry in entries], "refusal": None}
+def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, *, with_sampled: bool = False) -> dict[str, Any]:
+    """Returns `logprobs` of a choice. `with_sampled`: top_logprobs begins with the sampled token where that is not
+    one of the candidates, as with logprob_token_ids."""
+    return {"content": [_chat_entry(entry, texts, with_sampled) for entry in entries], "refusal": None}
 
 
-def _chat_entry(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
+def _chat_entry(entry: TokenLogprobs, texts: TokenTexts, with_sampled: bool) -> dict[str, Any]:
+    sampled = _candidate(entry.token_id, entry.logprob, texts)
     top = [_candidate(token_id, logprob, texts) for token_id, logprob in entry.top]
-    return {**_candidate(entry.token_id, entry.logprob, texts), "top_logprobs": top}
+    if with_sampled and entry.token_id not in dict(entry.top):
+        top.insert(0, sampled)
+    return {**sampled, "top_logprobs": top}
 
 
 def _candidate(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,13 +16,17 @@ from pydantic import (
     model_validator,
 )
 
+from services.frontend.http.extra_body import opened
 from services.frontend.http.known_fields import described
 from services.frontend.http.model_field import ModelField
+from services.frontend.http.nested_fields import Shape, check_models, check_objects
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import exactly_one, given
 from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
+from services.frontend.input_processor.other_samplers import SAMPLERS
 from services.frontend.input_processor.pooling import POOLERS
+from services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
 from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from services.frontend.openai_edge.body.said import (
     NOT_EMPTY,
@@ -34,6 +39,7 @@ from services.frontend.openai_edge.body.said import (
     TOOL_CHOICE,
     TOOLS,
 )
+from services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
 from shared.errors import Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
@@ -51,7 +57,7 @@ IGNORED = frozenset({
     "verbosity",
 })  # fmt: skip
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+GENERATED: Mapping[str, Sequence[Any]] = {**HARMLESS, **SAMPLERS}
 
 PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
@@ -66,20 +72,31 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, HARMLESS))
 
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS  # by name, the values that ask for nothing
+    objects: ClassVar[Mapping[str, Shape]] = {}  # fields that hold objects without a model of their own
+
     model: ModelField = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _open_extra_body(cls, sent: Any) -> Any:
+        return opened(sent)
 
     def refuse_unknown(self, unknown: UnknownFields) -> None:
         """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
         extra = self.model_extra or {}
-        known = extra.keys() & (IGNORED | HARMLESS.keys())
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | IGNORED | HARMLESS.keys())
-        refuse_not_offered(extra)
+        known = IGNORED | self.not_offered.keys()
+        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
+        refuse_not_offered(extra, self.not_offered)
+        check_models(unknown, self)
+        for name, shape in self.objects.items():
+            check_objects(unknown, getattr(self, name), shape, name)
 
 
 class StreamOptions(BaseModel):
     """What a stream carries beside the text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     include_usage: bool = Field(default=False, description="end with a chunk that holds the usage")
     continuous_usage_stats: bool = Field(default=False, description="usage so far in every chunk")
@@ -100,6 +117,8 @@ class RepetitionDetectionBody(BaseModel):
 
 class GenerationBody(Body, PlainFields):
     """What completions and chat completions share; sampling fields are named as in sampling.proto."""
+
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = GENERATED
 
     n: int | None = None
     temperature: float | None = None
@@ -164,7 +183,7 @@ class GenerationBody(Body, PlainFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_GENERATIONS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, OF_GENERATIONS))
 
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
@@ -175,7 +194,9 @@ class CompletionBody(GenerationBody):
 class ChatOptions(GenerationBody):
     """Of a chat completion, but for what was said."""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, OF_CHATS))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, OF_CHATS))
+
+    objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL, "tool_choice": TOOL_CHOICES}
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -186,7 +207,15 @@ class ChatOptions(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_args: dict[str, Any] | None = Field(None, description="Baseten's name of chat_template_kwargs")
     reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = Field(None, description="the chat template's variable")
+    thinking: ThinkingField | None = Field(None, description="on or off, and a budget in tokens")
+    thinking_budget: int | None = Field(
+        None, description="thinking_token_budget of models that reason, without effect on others"
+    )
+    reasoning: ReasoningField | None = Field(None, description="OpenRouter's name of reasoning_effort and thinking")
+    think: bool | ReasoningEffort | None = Field(None, description="Ollama's name of enable_thinking")
     include_reasoning: bool = True
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
     tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
@@ -202,7 +231,7 @@ class ChatBody(ChatOptions):
 class ChatBatchBody(ChatOptions):
     """POST /v1/chat/completions/batch"""
 
-    model_config = ConfigDict(json_schema_extra=described(IGNORED, HARMLESS, (*OF_CHATS, OF_BATCHES)))
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, GENERATED, (*OF_CHATS, OF_BATCHES)))
 
     messages: list[list[dict[str, Any]]] = Field(
         description="conversations, each of which is answered once",
@@ -303,6 +332,8 @@ class TokenizeBody(Body):
     model_config = ConfigDict(
         json_schema_extra=described(IGNORED, HARMLESS, [{"anyOf": [given("prompt"), given("messages")]}])
     )
+
+    objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL}
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = Field(None, json_schema_extra=SAID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,13 +12,14 @@ from services.frontend.http.ranges import exactly_one
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 
+TAG = ("format", "structures", "triggers")  # fields of a structural tag
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class JsonSchemaFormat(BaseModel):
     """response_format.json_schema; name, description and strict change nothing: every schema is kept to."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     name: str = ""
     description: str | None = None
@@ -28,16 +30,28 @@ class JsonSchemaFormat(BaseModel):
 class ResponseFormat(BaseModel):
     """OpenAI's field, and vLLM's structural tags."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(
+        default=None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
+    )
+    format: Any = Field(default=None, description="of a structural_tag")
+    structures: Any = Field(default=None, description="of a structural_tag, in its older form")
+    triggers: Any = Field(default=None, description="of a structural_tag, in its older form")
+
+    @property
+    def asked_schema(self) -> dict[str, Any] | bool | None:
+        """The schema, wherever it stands."""
+        nested = None if self.json_schema is None else self.json_schema.schema_
+        return self.schema_ if nested is None else nested
 
 
 class StructuredOutputsBody(BaseModel):
     """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one(*CONSTRAINTS))
+    model_config = ConfigDict(extra="allow", populate_by_name=True, json_schema_extra=exactly_one(*CONSTRAINTS))
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     regex: str | None = None
@@ -50,36 +64,44 @@ class StructuredOutputsBody(BaseModel):
     whitespace_pattern: str | None = None
 
 
-def constraint(response_format: ResponseFormat | None, outputs: StructuredOutputsBody | None) -> Any:
+@dataclass(frozen=True, slots=True)
+class FormNames:
+    """What an API calls the form of an answer, and the schema in it."""
+
+    form: str = "response_format"
+    schema: str = "json_schema.schema"
+
+
+CHAT_NAMES = FormNames()
+
+
+def constraint(
+    response_format: ResponseFormat | None, outputs: StructuredOutputsBody | None, names: FormNames = CHAT_NAMES
+) -> Any:
     """The one constraint that was asked for, or None. Raises InvalidArgument."""
-    asked = None if response_format is None else _of_response_format(response_format)
+    asked = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
         return asked
     if asked is not None:
         raise InvalidArgument(
-            "response_format and structured_outputs both constrain the output: send one of them.",
+            f"{names.form} and structured_outputs both constrain the output: send one of them.",
             field="structured_outputs",
         )
     return _of_outputs(outputs)
 
 
-def _of_response_format(asked: ResponseFormat) -> pb.StructuredOutput | None:
-    if asked.type != "structural_tag" and asked.model_extra:
-        name = next(iter(asked.model_extra))
-        raise InvalidArgument(
-            f"Unrecognized request argument supplied: response_format.{name}", field="response_format"
-        )
+def _of_response_format(asked: ResponseFormat, names: FormNames) -> pb.StructuredOutput | None:
+    schema = asked.asked_schema
     match asked.type:
-        case "json_object":
+        case "json_object" if schema in (None, {}):
             return pb.StructuredOutput(json_object=True)
-        case "json_schema":
-            if asked.json_schema is None or asked.json_schema.schema_ is None:
-                text = "response_format of type json_schema needs json_schema.schema"
-                raise InvalidArgument(text, field="response_format")
-            return pb.StructuredOutput(json_schema=json.dumps(asked.json_schema.schema_))
+        case "json_object" | "json_schema":
+            if schema is None:
+                raise InvalidArgument(f"{names.form} of type json_schema needs {names.schema}", field=names.form)
+            return pb.StructuredOutput(json_schema=json.dumps(schema))
         case "structural_tag":
-            tag = {"type": asked.type, **(asked.model_extra or {})}
-            return pb.StructuredOutput(structural_tag=json.dumps(tag))
+            given = {name: value for name in TAG if (value := getattr(asked, name)) is not None}
+            return pb.StructuredOutput(structural_tag=json.dumps({"type": asked.type, **given}))
     return None
 
 

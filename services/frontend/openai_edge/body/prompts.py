@@ -9,9 +9,11 @@ from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
 from services.frontend.openai_edge.body.said import ROLES
 from services.frontend.request import conversation
 from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument
 
+BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
 REASONING = ("reasoning", "reasoning_content", "thinking")
+THOUGHTS = ("thinking", "reasoning")  # types of parts
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
 
@@ -41,10 +43,11 @@ def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
+    goes_on = body.continue_final_message or _is_begun(messages)
     return ChatPrompt(
         [read_message(message) for message in messages],
-        open_turn=body.add_generation_prompt and not body.continue_final_message,
-        continue_last=body.continue_final_message,
+        open_turn=body.add_generation_prompt and not goes_on,
+        continue_last=goes_on,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
         tools=tools,
@@ -52,22 +55,52 @@ def chat_prompt(
     )
 
 
+def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether the last message says itself that it is the beginning of the answer."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and any(last.get(name) is True for name in BEGINNING)
+
+
 def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a message of a body as chat templates get it. Raises InvalidArgument, Unimplemented."""
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")
+    thoughts, content = _parted(message.get("content")) if role == "assistant" else ("", message.get("content"))
+    return conversation.message(
+        "tool" if role == "function" else str(role),
+        _content(content),
+        name=message.get("name"),
+        tool_calls=[_tool_call(call) for call in _calls(message)],
+        tool_call_id=message.get("tool_call_id"),
+        reasoning=_reasoning(message) or thoughts,
+    )
+
+
+def _calls(message: Mapping[str, Any]) -> list[Any]:
+    """Returns the calls of a message, also one in the form that tool_calls have replaced."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise InvalidArgument("messages: tool_calls must be a list", field="messages")
-    return conversation.message(
-        str(role),
-        _content(message.get("content")),
-        name=message.get("name"),
-        tool_calls=[_tool_call(call) for call in calls],
-        tool_call_id=message.get("tool_call_id"),
-        reasoning=_reasoning(message),
-    )
+    older = message.get("function_call")
+    return calls or ([{"function": older}] if older is not None else [])
+
+
+def _parted(content: Any) -> tuple[str, Any]:
+    """Returns the reasoning that stands among the parts of a content, as Mistral's clients send it, and the others."""
+    if not isinstance(content, list):
+        return "", content
+    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in THOUGHTS]
+    return "\n".join(map(_thought, thoughts)), [part for part in content if part not in thoughts]
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    text = part.get(str(part["type"])) or part.get("text") or ""
+    if isinstance(text, list):
+        text = "".join(_part(inner) for inner in text)
+    if not isinstance(text, str):
+        raise InvalidArgument(f"messages: content of type {part['type']!r} needs its text", field="messages")
+    return text
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
@@ -95,7 +128,7 @@ def _part(part: Any) -> str:
         return str(part[key])
     if key is not None:
         raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {key!r}", field="messages")
-    raise Unimplemented(f"messages: content of type {kind!r:.64} is not offered by this server", field="messages")
+    raise conversation.unreadable("messages: parts", kind, "messages")
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:

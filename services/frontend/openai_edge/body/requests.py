@@ -10,7 +10,7 @@ from typing import Any
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
-from services.frontend.openai_edge.body import tools
+from services.frontend.openai_edge.body import thinking, tools
 from services.frontend.openai_edge.body.bodies import (
     ChatBatchBody,
     ChatBody,
@@ -24,9 +24,9 @@ from services.frontend.openai_edge.body.logits_processors import logits_processo
 from services.frontend.openai_edge.body.older_names import GUIDED, older_names
 from services.frontend.openai_edge.body.output_forms import constraint
 from services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
-from services.frontend.request import reasoning
 from services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
+from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unimplemented
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
@@ -84,14 +84,14 @@ def completion_request(body: CompletionBody, headers: CallHeaders, defaults: Gen
     return _request(body, prompts, given, defaults, headers=headers, default_max_tokens=default)
 
 
-def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    return _chat_request(body, [body.messages], headers, defaults)
+def chat_request(body: ChatBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
+    return _chat_request(body, [body.messages], headers, tokenizer)
 
 
 NOT_IN_BATCHES = ("stream", "resumable", "tools", "use_beam_search", "prompt_logprobs", "prompt_logprob_token_ids")
 
 
-def batch_request(body: ChatBatchBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+def batch_request(body: ChatBatchBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
     for name in NOT_IN_BATCHES:
         if getattr(body, name):
             raise Unimplemented(f"{name} is not offered for a batch of conversations", field=name)
@@ -99,28 +99,30 @@ def batch_request(body: ChatBatchBody, headers: CallHeaders, defaults: Generatio
         raise Unimplemented(f"n={body.n} is not offered for a batch of conversations, each is answered once", field="n")
     if not body.messages:
         raise InvalidArgument("messages must hold at least one conversation", field="messages")
-    return _chat_request(body, body.messages, headers, defaults)
+    return _chat_request(body, body.messages, headers, tokenizer)
 
 
 def _chat_request(
     body: ChatOptions,
     conversations: Sequence[Sequence[Mapping[str, Any]]],
     headers: CallHeaders,
-    defaults: GenerationDefaults,
+    tokenizer: Tokenizer,
 ) -> Request:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
     documents = {} if body.documents is None else {"documents": body.documents}
     offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    variables = {**documents, **reasoning.variables(body.reasoning_effort)}
+    variables = {**documents, **thinking.variables(body)}
     prompts = [chat_prompt(body, messages, variables, offer.shown) for messages in conversations]
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        "thinking_token_budget": thinking.budget(body, has_marks=tokenizer.thinking_marks is not None),
     }
     if body.response_format is not None and offer.must_call:
         given["structured_output"] = None  # it is about content, and there will be none
-    request = _request(body, prompts, given, defaults, headers=headers, default_max_tokens=None)
-    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
+    request = _request(body, prompts, given, tokenizer.defaults, headers=headers, default_max_tokens=None)
+    is_shown = body.include_reasoning and not (body.reasoning is not None and body.reasoning.exclude)
+    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=is_shown)
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:

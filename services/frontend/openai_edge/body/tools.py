@@ -9,6 +9,8 @@ from services.frontend.request.request import Tool
 from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
 from shared.errors import InvalidArgument, Unimplemented
 
+SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
+
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
     if tools is None:
@@ -71,6 +73,6 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
         raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise InvalidArgument(f"tools[{number}]: function must be an object", field="tools")
+        raise InvalidArgument(f"tools[{number}]: function must be an object{SHAPE}", field="tools")
     fields = (function.get(name) for name in ("name", "parameters", "description", "strict"))
     return new_tool(f"tools[{number}]", *fields)

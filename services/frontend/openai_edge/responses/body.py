@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.frontend.http.extra_body import opened
 from services.frontend.http.known_fields import described
 from services.frontend.http.model_field import ModelField
+from services.frontend.http.nested_fields import check_models, check_objects
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.http.ranges import needs
 from services.frontend.http.unknown_fields import UnknownFields
-from services.frontend.openai_edge.body.bodies import ReasoningEffort
+from services.frontend.input_processor.not_offered import refuse_not_offered
+from services.frontend.input_processor.other_samplers import SAMPLERS
 from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from services.frontend.openai_edge.body.said import FUNCTION
+from services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
+from services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
 from services.frontend.openai_edge.responses.said import INPUT
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -22,13 +28,21 @@ IGNORED = frozenset({
     "access_programs", "background_options", "client_metadata", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
-NOT_OFFERED = frozenset({
-    "context_management", "conversation", "image", "moderation", "prompt",
-})  # fmt: skip
 NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
+NOT_OFFERED: Mapping[str, Sequence[Any]] = {
+    **SAMPLERS,
+    **dict.fromkeys(
+        ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
+    ),
+}
 LOGPROBS = "message.output_text.logprobs"
-# Besides logprobs nothing has to be included: reasoning comes in the clear, and no search is made.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content", "web_search_call.action.sources")
+# Besides logprobs nothing has to be included: reasoning comes in the clear, and of what is included of searches,
+# programs and pictures there is none.
+INCLUDABLE = (
+    LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
+    "web_search_call.results",
+)  # fmt: skip
 
 
 CALLABLE: dict[str, Any] = {
@@ -98,7 +112,7 @@ RULES = (
 class ReasoningBody(BaseModel):
     """Summaries are not made: the reasoning itself comes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     effort: ReasoningEffort | None = None
     summary: str | None = None
@@ -108,7 +122,7 @@ class ReasoningBody(BaseModel):
 class TextBody(BaseModel):
     """The form of the text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -117,9 +131,7 @@ class TextBody(BaseModel):
 class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
-    )
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED, RULES))
 
     model: ModelField = ""
     input: str | list[dict[str, Any]] = Field(json_schema_extra=INPUT)
@@ -160,19 +172,28 @@ class ResponsesBody(PlainFields):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = Field(None, description="the chat template's variable")
+    thinking: ThinkingField | None = Field(None, description="on or off")
     request_id: str | None = None
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
     kv_priority: Literal["low", "normal", "high"] = "normal"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _open_extra_body(cls, sent: Any) -> Any:
+        return opened(sent)
+
     def refuse_unknown(self, unknown: UnknownFields) -> None:
         """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra = self.model_extra or {}
-        unknown.check(extra.keys() - IGNORED - NOT_OFFERED, type(self).model_fields.keys() | IGNORED | NOT_OFFERED)
-        for name, value in extra.items():
-            if name in NOT_OFFERED and value not in NOTHING:
-                raise Unimplemented(f"{name} is not offered by this server", field=name)
+        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED.keys()
+        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
+        refuse_not_offered(extra, NOT_OFFERED)
+        check_models(unknown, self)
+        for name, shape in OBJECTS.items():
+            check_objects(unknown, getattr(self, name), shape, name)
+        check_objects(unknown, self.text and self.text.format, FORMAT, "text.format")
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")

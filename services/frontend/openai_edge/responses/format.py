@@ -19,7 +19,7 @@ from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from services.frontend.openai_edge.responses.numbers import writable
 from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from services.frontend.openai_edge.responses.tools import namespaces
+from services.frontend.openai_edge.responses.tools import added, echoed, namespaces
 from services.frontend.openai_edge.responses.turns import Item
 from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
@@ -32,6 +32,9 @@ DONE, CUT, OPEN, CANCELLED = "completed", "incomplete", "in_progress", "cancelle
 QUEUED, FAILED = "queued", "failed"
 STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: CUT, FINISH_REASON_CANCELLED: CANCELLED}
 CUT_REASONS = frozenset(STATUSES)
+PENALTIES = ("presence_penalty", "frequency_penalty")
+SERVICE_TIER = "default"  # there is one, whichever was asked for
+ECHOED = ("prompt_cache_key", "safety_identifier")  # fields that say nothing about the text
 
 
 class ResponseIdentity:
@@ -87,7 +90,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._namespaces = namespaces(body.tools)
+        self._namespaces = namespaces([*(body.tools or ()), *added(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -178,7 +181,7 @@ class ResponsesFormat:
         response = {
             **self._fields,
             "status": STATUSES.get(self._finish.reason, DONE),
-            "completed_at": int(time.time()),
+            "completed_at": int(time.time()) if self._finish.reason not in CUT_REASONS else None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items,
             "usage": usage_object(generation.usage),
@@ -200,27 +203,38 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
     asked: dict[str, Any] = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        **{name: sampling.plain.get(name, 0.0) for name in PENALTIES},
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": effort, "summary": summary},
         "store": body.store is not False,
         "temperature": sampling.temperature,
         "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": body.tools or [],
+        "tools": echoed(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
+        **{name: _text(body, name) for name in ECHOED},
     }
     return {
         "id": identity.response_id,
         "object": "response",
         "created_at": identity.created_unix_s,
+        "completed_at": None,
         "model": model,
+        "service_tier": SERVICE_TIER,
         "background": identity.is_background,
         "error": None,
         "incomplete_details": None,
         "usage": None,
         **writable(asked),
     }
+
+
+def _text(body: ResponsesBody, name: str) -> str | None:
+    """Returns a field that is otherwise ignored; None where it is not a text."""
+    value = (body.model_extra or {}).get(name)
+    return value if isinstance(value, str) else None

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
+from services.frontend.openai_edge.body import thinking
 from services.frontend.openai_edge.body.logit_bias import logit_bias
 from services.frontend.openai_edge.body.logits_processors import logits_processors
-from services.frontend.openai_edge.body.output_forms import JsonSchemaFormat, ResponseFormat, constraint
+from services.frontend.openai_edge.body.output_forms import FormNames, JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.turns import Item, turns
@@ -22,6 +23,7 @@ from services.frontend.request.request import ChatPrompt, Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
 
+FORM_NAMES = FormNames("text.format", "schema")
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -41,7 +43,8 @@ def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
     """`items`: of the conversation so far, the body's own included."""
-    offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    listed = [*(body.tools or ()), *tools.added(items)]
+    offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
         turns(body.instructions, items),
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
@@ -68,12 +71,16 @@ def responses_request(
 
 
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
-    return reasoning.variables(body.reasoning.effort if body.reasoning is not None else None)
+    return {
+        **reasoning.variables(body.reasoning.effort if body.reasoning is not None else None),
+        **thinking.of_thinking(body.thinking),
+        **thinking.switch(body.enable_thinking),
+    }
 
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
     """`has_content`: the answer may be text, which alone a form is about."""
-    form = constraint(_form(body), body.structured_outputs)
+    form = constraint(_form(body), body.structured_outputs, FORM_NAMES)
     return {
         **{name: getattr(body, name) for name in SAMPLING_FIELDS},
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
@@ -93,7 +100,7 @@ def _form(body: ResponsesBody) -> ResponseFormat | None:
         return None
     inner = {name: value for name, value in given.items() if name != "type"}
     try:
-        if given.get("type") == "json_schema":
+        if given.get("type") == "json_schema" and "json_schema" not in given:
             return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(**inner))
         return ResponseFormat(**given)
     except ValidationError as error:

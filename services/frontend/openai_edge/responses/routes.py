@@ -42,6 +42,7 @@ from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, NotFound, Unimplemented
 
 PREFIX = "/v1/responses"
+COMPACT = f"{PREFIX}/compact"
 
 
 class KeptBody(BaseModel):
@@ -80,6 +81,7 @@ class ResponseRoutes:
         counted = Router(tags=["responses"], own_query=True, route_class=bounds.route(at_once=False))
         counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
         self.router.add(counted)
+        self.router.add_api_route(COMPACT, self.compact, methods=["POST"], include_in_schema=False)
         one = f"{PREFIX}/{{response_id}}"
         self.router.add_api_route(one, self.get, methods=["GET"])
         self.router.add_api_route(one, self.delete, methods=["DELETE"])
@@ -142,6 +144,10 @@ class ResponseRoutes:
         (prompt,) = responses_request(body, conversation, headers.read(http), self._tokenizer).prompts
         token_ids = await self._processor.tokenize(prompt, entry.max_model_len)
         return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+
+    async def compact(self) -> Response:
+        """Raises NotFound, at which clients that probe for compaction on the server summarize by themselves."""
+        raise NotFound(f"POST {COMPACT} is not offered by this server; send a shorter input instead")
 
     async def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """The conversation that this goes on."""

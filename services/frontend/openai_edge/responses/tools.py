@@ -7,10 +7,11 @@ them beside functions and go on without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.openai_edge.body import tools as chat_tools
+from services.frontend.openai_edge.responses import said
 from services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -26,6 +27,27 @@ def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOf
     if not nested:
         return chat_tools.read(None, None if choice in (AUTO, NONE) else choice, parallel=parallel)
     return chat_tools.read(nested, _nested_choice(choice), parallel=parallel)
+
+
+def echoed(tools: Sequence[Json] | None) -> list[Json]:
+    """Returns the tools as a response repeats them: a function with all four of its fields."""
+    return [
+        {"description": None, "parameters": None, **tool, "strict": bool(tool.get("strict"))}
+        if tool.get("type") == "function"
+        else tool
+        for tool in tools or ()
+    ]
+
+
+def added(items: Iterable[Json]) -> list[Json]:
+    """Returns the tools that items of a conversation add. Raises InvalidArgument."""
+    found: list[Json] = []
+    for number, item in enumerate(items):
+        if item.get("type") == said.ADDED_TOOLS:
+            if not isinstance(listed := item.get("tools"), list):
+                raise InvalidArgument(f"input[{number}]: {said.ADDED_TOOLS} needs a list of tools", field="input")
+            found += listed
+    return found
 
 
 def namespaces(tools: Sequence[Json] | None) -> Mapping[str, tuple[str, str]]:

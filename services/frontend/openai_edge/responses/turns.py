@@ -41,24 +41,26 @@ class _Turns:
         self._calls: list[Mapping[str, Any]] = []
 
     def add(self, item: Item, place: str) -> None:
-        match item.get("type", "message"):
+        match item.get("type") or "message":
             case "message":
                 self._message(item, place)
             case "reasoning":
                 self._thoughts += _thoughts(item, place)
-            case "function_call" | said.CUSTOM | said.SHELL:
+            case kind if kind in (said.FUNCTION, said.CUSTOM, *said.FORMS):
                 self._calls.append(_call(item, place))
-            case kind if kind in said.UNREADABLE:
+            case kind if kind in (said.ADDED_TOOLS, *said.UNREADABLE):
                 pass
+            case said.AGENT:
+                self.add_message("user", _agent(item, place))
             case kind if kind in said.OUTPUTS:
                 self._end_turn()
-                output = _text(item.get("output"), f"{place}.output")
+                output = _output(item, f"{place}.output")
                 call_id = str(item.get("call_id") or "")
                 self._written.append(conversation.message("tool", output, tool_call_id=call_id))
             case kind:
-                raise Unimplemented(
-                    f"{place}: items of type {kind!r:.64} are not offered by this server", field="input"
-                )
+                remedy = f"; {said.INSTEAD[kind]}" if isinstance(kind, str) and kind in said.INSTEAD else ""
+                told = f"{place}: items of type {kind!r:.64} are not offered by this server{remedy}"
+                raise Unimplemented(told, field="input")
 
     def _message(self, item: Item, place: str) -> None:
         role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
@@ -92,7 +94,7 @@ class _Turns:
 
 def _call(item: Item, place: str) -> Mapping[str, Any]:
     name, arguments = _called(item, place)
-    if not isinstance(name, str) or not isinstance(arguments, str):
+    if not isinstance(name, str) or not isinstance(arguments, str | dict):
         text = f"{place}: a {item['type']} needs a name and arguments (custom_tool_call: input), both texts"
         raise InvalidArgument(text, field="input")
     name = name_in_prompt(name, item.get("namespace"))
@@ -100,17 +102,34 @@ def _call(item: Item, place: str) -> Mapping[str, Any]:
 
 
 def _called(item: Item, place: str) -> tuple[Any, Any]:
-    """Returns the name of the tool and its arguments as JSON text, which only functions have."""
-    match item["type"]:
-        case said.CUSTOM:
-            text = item.get("input")
-            return item.get("name"), json.dumps({"input": text}) if isinstance(text, str) else None
-        case said.SHELL:
-            action = item.get("action")
-            if not isinstance(action, dict):
-                raise InvalidArgument(f"{place}: a local_shell_call needs an action, an object", field="input")
-            return "local_shell", json.dumps({name: value for name, value in action.items() if name != "type"})
+    """Returns the name of the tool and its arguments, an object or JSON text."""
+    kind = item["type"]
+    if kind in said.FORMS:
+        name, field = said.FORMS[kind]
+        if not isinstance(action := item.get(field), dict):
+            raise InvalidArgument(f"{place}: a {kind} needs an {field}, an object", field="input")
+        return name, {key: value for key, value in action.items() if key != "type" or field != "action"}
+    if kind == said.CUSTOM:
+        text = item.get("input")
+        return item.get("name"), {"input": text} if isinstance(text, str) else None
     return item.get("name"), item.get("arguments")
+
+
+def _output(item: Item, place: str) -> str:
+    """Returns what a tool has answered. Structures come as JSON: older Codex sends an object."""
+    output = item.get("output")
+    is_text = item["type"] in (f"{said.FUNCTION}_output", f"{said.CUSTOM}_output")
+    if isinstance(output, dict) or (isinstance(output, list) and not is_text):
+        return json.dumps(output, ensure_ascii=False)
+    return _text(output, place)
+
+
+def _agent(item: Item, place: str) -> str:
+    """Returns a message of another agent of the client's; what is encrypted only its server can read."""
+    parts = item.get("content")
+    if isinstance(parts, list):
+        parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "encrypted_content")]
+    return f"Message from {item.get('author') or 'another agent'}:\n{_text(parts, f'{place}.content')}"
 
 
 def _thoughts(item: Item, place: str) -> list[str]:
@@ -136,8 +155,8 @@ def _text_of(part: Any, place: str) -> str:
 
 
 def _text(content: Any, place: str) -> str:
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, list):
         raise InvalidArgument(f"{place} must be text or a list of parts", field="input")
     return "\n".join(_part(part, place) for part in content)
@@ -148,4 +167,4 @@ def _part(part: Any, place: str) -> str:
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is not None and isinstance(part.get(key), str):
         return str(part[key])
-    raise Unimplemented(f"{place}: parts of type {kind!r:.64} are not offered by this server", field="input")
+    raise conversation.unreadable(f"{place}: parts", kind, "input")

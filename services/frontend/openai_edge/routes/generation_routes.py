@@ -115,7 +115,7 @@ class GenerationRoutes:
     def _chat(
         self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
     ) -> tuple[GeneratorRequest, ChatFormat]:
-        request = chat_request(body, sent, self._tokenizer.defaults)
+        request = chat_request(body, sent, self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         options = replace(options, created_unix_s=created_unix_s)
         return request, ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
@@ -123,7 +123,7 @@ class GenerationRoutes:
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""
         body.refuse_unknown(self._unknown)
-        request = batch_request(body, headers.read(http), self._tokenizer.defaults)
+        request = batch_request(body, headers.read(http), self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
         return Answer(self._generator, request, Chunks(answer_format), stream=False)

@@ -46,7 +46,7 @@ class ServiceRoutes:
     async def health(self) -> Response:
         """200 while a scheduler session is open and this frontend is not draining, as grpc.health.v1 says it too."""
         if not self._serving():
-            raise Unavailable("no scheduler session is open, or this frontend is draining")
+            raise Unavailable("no scheduler session is open, no worker has come yet, or this frontend is draining")
         return Response()
 
     async def live(self) -> Response:

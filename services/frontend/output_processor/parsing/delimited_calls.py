@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from services.frontend.output_processor.parsing.json_calls import close
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.json_repair import PushedJson
 from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.writer import EventWriter
 
@@ -19,30 +18,18 @@ def fence(text: str, start: int, end: int) -> int:
     return begin + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
 
 
-def arguments(scan: Scanner, writer: EventWriter, ends: Markers) -> Steps[str]:
-    """As they are written, up to one of `ends`, which is returned, or the end of the text."""
+def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsJson, ends: Markers) -> Steps[str]:
+    """Those of the call that was started last, up to one of `ends`, which is returned, or the end of the text. What
+    follows them in front of that is content. Malformed if they are not even begun."""
+    pushed = PushedJson(out)
     yield from scan.skip_space()
-    return (yield from scan.until(ends, writer.arguments))
-
-
-def blocks(
-    scan: Scanner,
-    writer: EventWriter,
-    *,
-    block: str,
-    call: str,
-    end: str,
-    calls: Callable[[Scanner, EventWriter], Steps[None]],
-) -> Steps[None]:
-    """Text with blocks of calls in it; models leave out what begins a block. `calls` reads behind the first `call`."""
-    starts = Markers(block, call)
-    while begin := (yield from scan.until(starts, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from scan.skip_space()
-            if begin == block:
-                yield from scan.expect(call)
-            yield from calls(scan, writer)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (end,), called=writer.num_calls > before)
+    found = yield from scan.until(ends, pushed.push)
+    if found:
+        pushed.end()
+    rest = pushed.rest
+    if not pushed.is_complete and (not found or (rest and not out.has_begun)):
+        raise Malformed
+    writer.end_call()
+    if rest:
+        writer.content(rest)
+    return found

@@ -1,6 +1,7 @@
 """Which parsers fit a chat template: by the markup that it writes itself for conversations with calls or reasoning.
 
-The first row counts whose texts are all there.
+The first row counts whose texts are all there. NONE is for families whose calls no parser here reads: their markup has
+another family's, whose parser would find nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ Rows = tuple[tuple[tuple[str, ...], str], ...]
 
 TOOLS: Rows = (
     (("<|channel|>", "<|start|>"), "openai"),
+    (("]<]minimax[>[",), NONE),  # MiniMax M3: a mark in front of each tag, parameters as nested tags
     (("｜DSML｜tool_calls",), "deepseek_v4"),
     (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
     (("｜DSML｜",), "deepseek_v32"),
@@ -26,6 +28,7 @@ TOOLS: Rows = (
     (("<|tool_call>",), "gemma4"),
     (("<start_function_call>",), "functiongemma"),
     (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),  # the calls of earlier turns stand in their content
     (("<|action_start|>",), "internlm"),
     (("<|/tool|>",), "phi4_mini_json"),
     (("[TOOL_CALLS]",), "mistral"),
@@ -36,7 +39,9 @@ TOOLS: Rows = (
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
     (("<|python_start|>",), "llama4_pythonic"),
+    (("<function=", "<|python_tag|>"), NONE),  # Functionary 3.1: JSON in a function's tag
     (("<|python_tag|>",), "llama3_json"),
+    (("<|start_header_id|>ipython", '"parameters": '), "llama3_json"),
 )
 REASONING: Rows = (
     (("<|channel|>", "<|start|>"), "openai_gptoss"),

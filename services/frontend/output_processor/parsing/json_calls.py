@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.output_processor.parsing import json_text
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
+from services.frontend.output_processor.parsing import json_repair, json_text
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters
@@ -50,8 +51,11 @@ class _Call:
         yield from self._scan.skip_space()
         if not (yield from self._scan.try_text("}")):
             yield from self._members()
-        self._start()
-        self._scan.settle()
+        if not self._started:
+            call = self._start()
+            if self._early:
+                call.scalar("".join(self._early))
+        self._writer.end_call()
 
     def _members(self) -> Steps[None]:
         more = True
@@ -74,32 +78,33 @@ class _Call:
                 raise Malformed
         elif key in self._keys.arguments and not self._started and not self._early:
             yield from self._arguments()
-        elif key == self._keys.id and (yield from self._scan.peek()) == '"':
+        elif key == self._keys.id and (yield from self._scan.comes(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
         else:
-            yield from json_text.value(self._scan, _nowhere)
+            yield from json_repair.value(self._scan, ArgumentsJson(_nowhere))
 
     def _arguments(self) -> Steps[None]:
-        """An object as it is written; also one that was written into a string, and null for none."""
+        """An object; also one that was written into a string, and null for none."""
         first = yield from self._scan.peek()
-        if first and first in '{"' and self._name:
-            self._start()
-        sink: Sink = self._writer.arguments if self._started else self._early.append
         if first == "{":
-            yield from json_text.value(self._scan, sink)
-        elif first == '"':
-            yield from json_text.string(self._scan, sink)
+            yield from json_repair.value(self._scan, self._out())
+        elif first in json_text.PLAIN:
+            pushed = json_repair.PushedJson(self._out())
+            yield from json_text.string(self._scan, pushed.push)
+            pushed.end()
+            if pushed.rest:
+                raise Malformed
         else:
             yield from self._scan.expect("null")
 
-    def _start(self) -> None:
+    def _out(self) -> ArgumentsJson:
+        return self._start() if self._name else ArgumentsJson(self._early.append)
+
+    def _start(self) -> ArgumentsJson:
         if not self._name:
             raise Malformed
-        if not self._started:
-            self._started = True
-            self._writer.start(self._name, self._id)
-            for part in self._early:
-                self._writer.arguments(part)
+        self._started = True
+        return self._writer.start(self._name, self._id)
 
 
 def _nowhere(_part: str) -> None:
@@ -124,26 +129,3 @@ def calls(
     if in_array:
         yield from scan.expect("]")
         scan.settle()
-
-
-def blocks(scan: Scanner, writer: EventWriter, markers: Markers, ends: tuple[str, ...], keys: Keys) -> Steps[None]:
-    """Content, and calls between a marker and one of `ends` or the end of the text."""
-    while (yield from scan.until(markers, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from calls(scan, writer, keys)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, ends, called=writer.num_calls > before)
-
-
-def close(scan: Scanner, writer: EventWriter, ends: tuple[str, ...], *, called: bool) -> Steps[None]:
-    """Behind calls: the white space around their end marker belongs to it, even if that is missing at the very end."""
-    if not called:
-        return
-    yield from scan.skip_space()
-    if ends and not (yield from scan.try_text(*ends)) and (yield from scan.peek()):
-        writer.no_markup()
-        return
-    yield from scan.skip_space()
-    scan.settle()

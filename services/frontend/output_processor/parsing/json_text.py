@@ -1,7 +1,4 @@
-"""JSON that comes in pieces: values as they are written, strings decoded.
-
-Bad JSON is Malformed at the first character that cannot be; whatever was right before it has been handed out.
-"""
+"""Strings of JSON that comes in pieces, decoded. What is none is Malformed at the first character that cannot be."""
 
 from __future__ import annotations
 
@@ -10,13 +7,8 @@ import re
 
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
-PLAIN = re.compile(r'[^"\\]+')  # inside a string
-# Between brackets: punctuation, numbers, true, null; and whole strings without anything special in them.
-ATOMS = re.compile(r'(?:[ \t\r\n,:0-9A-Za-z+.\-]+|"[^"\\\x00-\x1f]*")+')
-SCALAR = re.compile(r"[0-9A-Za-z+.\-]+")
+PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}  # inside a string
 CONTROL = re.compile(r"[\x00-\x1f]")
-CLOSING = {"{": "}", "[": "]"}
-LONGEST_SCALAR = 400
 ESCAPED = frozenset('"\\/bfnrtu')  # what may follow a backslash
 
 
@@ -25,88 +17,17 @@ def quoted(text: str) -> str:
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1]
 
 
-def value(scan: Scanner, sink: Sink) -> Steps[None]:
-    """One value, as it is written; but line breaks and the like inside of strings, and backslashes that escape nothing,
-    which JSON forbids and models write, are escaped."""
-    first = yield from scan.peek()
-    if first == '"':
-        yield from _raw_string(scan, sink)
-    elif first in CLOSING and first:
-        yield from _brackets(scan, sink)
-    else:
-        sink((yield from scalar(scan)))
-
-
-def _brackets(scan: Scanner, sink: Sink) -> Steps[None]:
-    open_ones: list[str] = []
-    while character := (yield from scan.peek()):
-        if character in CLOSING:
-            scan.at += 1
-            open_ones.append(CLOSING[character])
-            sink(character)
-        elif character == open_ones[-1]:
-            scan.at += 1
-            open_ones.pop()
-            sink(character)
-            if not open_ones:
-                return
-        elif atoms := scan.ready(ATOMS):
-            sink(atoms)
-        elif character == '"':
-            yield from _raw_string(scan, sink)
-        else:
-            break
-    raise Malformed
-
-
-def _raw_string(scan: Scanner, sink: Sink) -> Steps[None]:
-    scan.at += 1
-    sink('"')
-    while True:
-        character = yield from scan.peek()
-        if character == '"':
-            scan.at += 1
-            sink('"')
-            return
-        if character == "\\":
-            yield from _raw_escape(scan, sink)
-        elif plain := scan.ready(PLAIN):
-            sink(CONTROL.sub(lambda found: quoted(found[0]), plain))
-        else:
-            raise Malformed
-
-
-def _raw_escape(scan: Scanner, sink: Sink) -> Steps[None]:
-    begin = scan.at
-    scan.at += 1
-    if not (yield from scan.peek()):
-        scan.at = begin
-        raise Malformed
-    kind = yield from scan.next()
-    sink(("\\" if kind in ESCAPED else "\\\\") + (kind if kind >= " " else quoted(kind)))
-
-
-def scalar(scan: Scanner) -> Steps[str]:
-    """A number, true, false or null; Malformed if it is none of these."""
-    text = yield from scan.whole(SCALAR, LONGEST_SCALAR)
-    try:
-        json.loads(text)
-    except ValueError:
-        raise Malformed from None
-    return text
-
-
 def string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """A string, decoded."""
-    yield from scan.expect('"')
+    """A string, decoded; Python's quotation marks will do."""
+    quote = yield from scan.expect(*PLAIN)
     while True:
         character = yield from scan.peek()
-        if character == '"':
+        if character == quote:
             scan.at += 1
             return
         if character == "\\":
             sink((yield from _escape(scan)))
-        elif plain := scan.ready(PLAIN):
+        elif plain := scan.ready(PLAIN[quote]):
             sink(plain)
         else:
             raise Malformed
@@ -134,6 +55,8 @@ def _escape(scan: Scanner) -> Steps[str]:
 def _one_escape(scan: Scanner) -> Steps[str]:
     scan.at += 1
     kind = yield from scan.next()
+    if kind == "'":
+        return kind
     written = "\\" + kind
     if kind == "u":
         for _ in range(4):

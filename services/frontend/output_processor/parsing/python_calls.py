@@ -6,62 +6,84 @@ import re
 from collections.abc import Callable
 
 from services.frontend.output_processor.parsing import python_text
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.call_blocks import close, no_call
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[\w.\-]+")
 
+IsName = Callable[[str], bool]
 
-def call(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool]) -> Steps[None]:
-    """Its arguments have names; it is a call from its bracket on."""
+
+def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
+    """It is a call from its bracket on."""
     name = yield from scan.whole(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     if not is_name(name):
         raise Malformed
-    writer.start(name)
+    yield from arguments(scan, writer, schemas, name)
+
+
+def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
+    """Those of a call of `name`, from behind the bracket on. The ones without a name have those of the tool's
+    parameters, in order."""
+    out = writer.start(name)
+    out.begin("{")
+    unnamed = iter(schemas.parameters(name))
     yield from scan.skip_space()
-    separator = "{"
     while not (yield from scan.try_text(")")):
-        key = yield from _key(scan)
-        writer.arguments(f'{separator}"{quoted(key)}": ')
-        separator = ", "
-        yield from python_text.value(scan, writer.arguments)
+        key = (yield from _key(scan)) or next(unnamed, "")
+        if not key:
+            raise Malformed
+        out.key(quoted(key))
+        yield from python_text.value(scan, out)
         yield from scan.skip_space()
         if not (yield from scan.comes(")")):
             yield from scan.expect(",")
             yield from scan.skip_space()
-    writer.arguments("{}" if separator == "{" else "}")
+    out.end()
+    writer.end_call()
 
 
 def _key(scan: Scanner) -> Steps[str]:
+    """Empty, and nothing read, in front of a value without one."""
+    begin = scan.at
     key = yield from scan.whole(NAME, LONGEST_NAME)
     yield from scan.skip_space()
-    yield from scan.expect("=")
-    yield from scan.skip_space()
-    return key
+    if key and (yield from scan.try_text("=")):
+        yield from scan.skip_space()
+        return key
+    scan.at = begin
+    return ""
 
 
-def calls(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool]) -> Steps[None]:
+def calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
     """Several, with commas between them."""
     while True:
         yield from scan.skip_space()
-        yield from call(scan, writer, is_name)
+        yield from call(scan, writer, schemas, is_name)
         yield from scan.skip_space()
         if not (yield from scan.try_text(",")):
             return
 
 
-def listed(scan: Scanner, writer: EventWriter, is_name: Callable[[str], bool], end: str) -> Steps[None]:
-    """Several in brackets, with `end` behind them if there is one; else it was text."""
+def listed(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
+    """Several in brackets."""
+    yield from scan.skip_space()
+    yield from scan.expect("[")
+    yield from calls(scan, writer, schemas, is_name)
+    yield from scan.expect("]")
+    scan.settle()
+
+
+def listed_first(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName, end: str) -> Steps[None]:
+    """Several in brackets at the beginning of an answer, with `end` behind them if there is one; else it was text."""
     before = writer.num_calls
     try:
-        yield from scan.skip_space()
-        yield from scan.expect("[")
-        yield from calls(scan, writer, is_name)
-        yield from scan.expect("]")
-        scan.settle()
+        yield from listed(scan, writer, schemas, is_name)
     except Malformed:
-        writer.no_markup()
+        no_call(scan, writer, called=writer.num_calls > before)
     yield from close(scan, writer, (end,), called=writer.num_calls > before)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.json_repair import number
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
@@ -22,58 +24,55 @@ ESCAPES = {
 ESCAPE_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def value(scan: Scanner, sink: Sink, depth: int = 0) -> Steps[None]:
+def value(scan: Scanner, out: ArgumentsJson, depth: int = 0) -> Steps[None]:
     """A string, number, name, list, tuple or dictionary; Malformed for anything else."""
     first = yield from scan.peek()
     if depth > DEEPEST:
         raise Malformed
     if first in QUOTES:
-        yield from _string(scan, sink)
+        yield from _string(scan, out.string_part)
+        out.end_string()
     elif first == "{":
-        yield from _dictionary(scan, sink, depth)
+        yield from _dictionary(scan, out, depth)
     elif first in CLOSING:
-        yield from _list(scan, sink, depth)
+        yield from _list(scan, out, depth)
     else:
-        sink((yield from _scalar(scan)))
+        out.scalar((yield from _scalar(scan)))
 
 
-def _list(scan: Scanner, sink: Sink, depth: int) -> Steps[None]:
+def _list(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
     end = CLOSING[(yield from scan.next())]
-    sink("[")
+    out.begin("[")
     yield from scan.skip_space()
     more = not (yield from scan.try_text(end))
     while more:
-        yield from value(scan, sink, depth + 1)
+        yield from value(scan, out, depth + 1)
         more = yield from _next_item(scan, end)
-        if more:
-            sink(", ")
-    sink("]")
+    out.end()
 
 
-def _dictionary(scan: Scanner, sink: Sink, depth: int) -> Steps[None]:
+def _dictionary(scan: Scanner, out: ArgumentsJson, depth: int) -> Steps[None]:
     yield from scan.expect("{")
-    sink("{")
+    out.begin("{")
     yield from scan.skip_space()
     more = not (yield from scan.try_text("}"))
     while more:
-        yield from _key(scan, sink)
+        out.key((yield from _key(scan)))
         yield from scan.skip_space()
         yield from scan.expect(":")
-        sink(": ")
         yield from scan.skip_space()
-        yield from value(scan, sink, depth + 1)
+        yield from value(scan, out, depth + 1)
         more = yield from _next_item(scan, "}")
-        if more:
-            sink(", ")
-    sink("}")
+    out.end()
 
 
-def _key(scan: Scanner, sink: Sink) -> Steps[None]:
+def _key(scan: Scanner) -> Steps[str]:
     """JSON has no keys but strings."""
-    if (yield from scan.peek()) in QUOTES:
-        yield from _string(scan, sink)
-    else:
-        sink(f'"{(yield from _scalar(scan))}"')
+    if (yield from scan.peek()) not in QUOTES:
+        return (yield from _scalar(scan))
+    parts: list[str] = []
+    yield from _string(scan, parts.append)
+    return "".join(parts)
 
 
 def _next_item(scan: Scanner, end: str) -> Steps[bool]:
@@ -86,31 +85,25 @@ def _next_item(scan: Scanner, end: str) -> Steps[bool]:
 
 
 def _scalar(scan: Scanner) -> Steps[str]:
+    """Malformed at the end of the text, too: the scalar may have gone on."""
     begin = scan.at
     text = yield from scan.whole(SCALAR, LONGEST_SCALAR)
+    if not (yield from scan.peek()):
+        raise Malformed
     try:
-        return NAMES[text] if text in NAMES else json.dumps(_number(text), allow_nan=False)
+        return NAMES[text] if text in NAMES else json.dumps(number(text), allow_nan=False)
     except ValueError:
         scan.at = begin
         raise Malformed from None
 
 
-def _number(text: str) -> int | float:
-    """Also 0x1f and 1_000."""
-    try:
-        return int(text, 0)
-    except ValueError:
-        return float(text)
-
-
 def _string(scan: Scanner, sink: Sink) -> Steps[None]:
+    """As the text of a JSON string, without its quotation marks."""
     quote = yield from scan.next()
-    sink('"')
     while True:
         character = yield from scan.peek()
         if character == quote:
             scan.at += 1
-            sink('"')
             return
         if character == "\\":
             sink(quoted((yield from _escape(scan))))

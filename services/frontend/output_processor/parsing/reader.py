@@ -16,9 +16,10 @@ class MarkupReader:
 
     __slots__ = ("_scan", "_steps", "_writer")
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, is_tool: Callable[[str], bool] = bool) -> None:
+        """`is_tool`: whether a call of that name may be announced."""
         self._scan = Scanner()
-        self._writer = EventWriter(self._scan)
+        self._writer = EventWriter(self._scan, is_tool)
         self._steps = read(self._scan, self._writer)
 
     def push(self, text: str) -> list[Event]:

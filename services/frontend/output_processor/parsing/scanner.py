@@ -41,10 +41,14 @@ def one_newline(text: str, start: int, end: int) -> int:
     return end - text.endswith("\n", start, end)
 
 
+Padding = Callable[[str, int, int], int]
+"""Where in text[start:end] begins what belongs to a marker at `end`, or to one that may come there."""
+
+
 class Markers:
     """Texts to look for, none of them part of another, so that the first to be complete is also the first to begin."""
 
-    def __init__(self, *texts: str, padding: Callable[[str, int, int], int] = white_space) -> None:
+    def __init__(self, *texts: str, padding: Padding = white_space) -> None:
         """`padding`: where in text[start:end] begins what belongs to a marker that follows it."""
         assert not any(a in b for a in texts for b in texts if a is not b), texts
         self.find = re.compile("|".join(map(re.escape, texts)))
@@ -62,7 +66,7 @@ class Markers:
 class Scanner:
     """The text so far, from `settled` on. Positions count from the very beginning, so that they can be kept."""
 
-    __slots__ = ("_dropped", "_ended", "_text", "at", "settled")
+    __slots__ = ("_dropped", "_ended", "_text", "at", "marker_at", "settled")
 
     def __init__(self) -> None:
         self._text = ""
@@ -70,6 +74,7 @@ class Scanner:
         self._ended = False
         self.at = 0
         self.settled = 0
+        self.marker_at = 0  # where the marker that `until` found last begins, padding included
 
     def feed(self, text: str) -> None:
         self._text = self._text[self.settled - self._dropped :] + text
@@ -79,12 +84,27 @@ class Scanner:
         """No more comes."""
         self._ended = True
 
+    @property
+    def begins(self) -> bool:
+        """Whether nothing has been handed out or settled yet."""
+        return not self.settled
+
     def settle(self) -> None:
         self.settled = self.at
 
     @property
     def unsettled(self) -> str:
         return self._text[self.settled - self._dropped : self._here]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of the text has come and was read."""
+        return self._ended and self._here == len(self._text)
+
+    @property
+    def marker(self) -> str:
+        """What `until` read last: a marker, and the padding in front of it."""
+        return self._text[self.marker_at - self._dropped : self._here]
 
     @property
     def _here(self) -> int:
@@ -113,6 +133,13 @@ class Scanner:
             return ""
         self.at += len(found[0])
         return found[0]
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What is there of a pattern whose matches do not depend on what follows, read."""
+        found = pattern.match(self._text, self._here)
+        if found is not None:
+            self.at += len(found[0])
+        return found
 
     def whole(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
         """A run of characters of one class, read; Malformed if it is longer than `at_most`."""
@@ -159,9 +186,12 @@ class Scanner:
             yield
 
     def expect(self, *options: str) -> Steps[str]:
-        """The same; Malformed if none comes next."""
+        """The same; Malformed if none comes next. Where the text ends within one, that much is read."""
         found = yield from self.try_text(*options)
         if not found:
+            rest = self._text[self._here :] if self._ended else ""
+            if any(option.startswith(rest) for option in options):
+                self.at += len(rest)
             raise Malformed
         return found
 
@@ -171,6 +201,15 @@ class Scanner:
         self.at -= len(found)
         return bool(found)
 
+    def breaks_off(self, *options: str) -> Steps[bool]:
+        """Whether the text ends here, or within one of `options`; then it is read."""
+        comes = yield from self.comes(*options)
+        rest = self._text[self._here :]
+        if comes or not self._ended or not any(option.startswith(rest) for option in options):
+            return False
+        self.at += len(rest)
+        return True
+
     def until(self, markers: Markers, sink: Sink) -> Steps[str]:
         """Hands out text up to the padding of the first marker; returns the marker, read but not settled, or nothing
         at the end."""
@@ -178,6 +217,7 @@ class Scanner:
             found = markers.find.search(self._text, self._here)
             if found is not None:
                 self._hand_out(markers.padding(self._text, self._here, found.start()), sink)
+                self.marker_at = self.at
                 self.at = self._dropped + found.end()
                 return found[0]
             self._hand_out(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps, one_newline
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps, one_newline
 from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
 from services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
 from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
@@ -17,6 +19,15 @@ from services.frontend.output_processor.parsing.writer import EventWriter
 NAME = re.compile(r"[^<>\"\n]+")
 
 Types = frozenset[str] | None
+
+
+def padding_but_of(own: str) -> Padding:
+    """For values that have no line of their own: a line break belongs to a marker other than their `own` end."""
+
+    def padding(text: str, start: int, end: int) -> int:
+        return end if text.startswith(own, end) else one_newline(text, start, end)
+
+    return padding
 
 
 def no_padding(_text: str, _start: int, end: int) -> int:
@@ -39,21 +50,42 @@ class Tags:
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
     bare_functions: bool = False  # the block's tag is sometimes missing
-    ends: Markers = field(init=False)
-    starts: Markers = field(init=False)
+    value_ends: Markers = field(init=False)
+    markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
-        padding = one_newline if self.on_lines else no_padding
-        object.__setattr__(self, "ends", Markers(self.parameter_end, padding=padding))
+        padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
+        ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
+        object.__setattr__(self, "value_ends", ends)
         starts = (self.block, self.function) if self.bare_functions else (self.block,)
-        object.__setattr__(self, "starts", Markers(*starts))
+        inner = tuple(text for text in (self.function, *self.fillers) if text not in starts)
+        markup = CallMarkup(starts, (self.block_end,), inner, (self.parameter_end, self.function_end), self._scraps())
+        object.__setattr__(self, "markup", markup)
+
+    def _scraps(self) -> re.Pattern[str]:
+        keyed = "|".join(map(re.escape, sorted(self.keyed, key=len, reverse=True)))
+        opening = (
+            rf"{re.escape(self.function)}{NAME.pattern}(?:{re.escape(self.named)})?",
+            rf"{re.escape(self.parameter)}{NAME.pattern}(?:{keyed})?",
+        )
+        return re.compile("|".join((*opening, *map(re.escape, self.fillers))))
+
+    @property
+    def after_parameter(self) -> tuple[str, ...]:
+        """What may follow a parameter's end."""
+        return (self.parameter, *dict.fromkeys((self.function_end, self.block_end, *self.markup.starts)))
+
+    @property
+    def after_function(self) -> tuple[str, ...]:
+        """What may follow a function's end."""
+        return (self.function, self.block_end, self.block, *self.fillers)
 
 
 def tagged(tags: Tags, *tokens: str) -> ToolFormat:
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(tags, scan, writer, schemas).run()
 
-    return ToolFormat(read, tokens, wordings=(_wording(tags),))
+    return ToolFormat(read, tokens, wordings=(_wording(tags),), starts=tags.markup.starts)
 
 
 def _wording(tags: Tags) -> Wording:
@@ -83,33 +115,25 @@ class _Reading:
         self._schemas = schemas
 
     def run(self) -> Steps[None]:
-        while found := (yield from self._scan.until(self._tags.starts, self._writer.content)):
-            before = self._writer.num_calls
-            try:
-                if found == self._tags.block:
-                    yield from self._skip()
-                    yield from self._scan.expect(self._tags.function)
-                yield from self._functions()
-            except Malformed:
-                self._writer.no_markup()
-            called = self._writer.num_calls > before
-            yield from close(self._scan, self._writer, (self._tags.block_end,), called=called)
+        yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
+
+    def _functions(self, start: str) -> Steps[None]:
+        """From behind a block's or a function's start on."""
+        if start == self._tags.block:
+            yield from self._skip()
+            yield from self._scan.expect(self._tags.function)
+        more = self._tags.function
+        while more:
+            name = yield from self._name()
+            yield from self._scan.expect(self._tags.named)
+            yield from self._function(name)
+            yield from self._skip()
+            more = yield from self._scan.try_text(self._tags.function)
 
     def _skip(self) -> Steps[None]:
         yield from self._scan.skip_space()
         while self._tags.fillers and (yield from self._scan.try_text(*self._tags.fillers)):
             yield from self._scan.skip_space()
-
-    def _functions(self) -> Steps[None]:
-        """From the first one's name on."""
-        more = self._tags.function
-        while more:
-            name = yield from self._name()
-            yield from self._scan.expect(self._tags.named)
-            self._writer.start(name)
-            yield from self._parameters(name)
-            yield from self._skip()
-            more = yield from self._scan.try_text(self._tags.function)
 
     def _name(self) -> Steps[str]:
         name = (yield from self._scan.whole(NAME, LONGEST_NAME)).strip()
@@ -117,24 +141,61 @@ class _Reading:
             raise Malformed
         return name
 
-    def _parameters(self, function: str) -> Steps[None]:
-        """Up to the function's end, or, where a value never ends, the text's."""
-        arguments = TypedArguments(self._scan, self._writer)
-        while True:
+    def _function(self, name: str) -> Steps[None]:
+        """Its parameters, or an object of JSON in their place, up to its end; the block's end will do."""
+        arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
+        yield from self._scan.skip_space()
+        if (yield from self._scan.comes("{")):
+            yield from arguments.body()
+            yield from self._scan.skip_space()
+        while (yield from self._comes_parameter()):
+            if (yield from self._scan.try_text(self._tags.parameter)):
+                yield from self._parameter(arguments)
+            else:
+                yield from self._named_tag(arguments)
+            yield from self._scan.skip_space()
+        arguments.end()
+        self._writer.end_call()
+
+    def _comes_parameter(self) -> Steps[bool]:
+        """False at the end, the function's of which is read."""
+        found = yield from self._scan.try_text(self._tags.function_end)
+        if found or (yield from self._scan.comes(self._tags.block_end)):
+            return False
+        if not (yield from self._scan.comes("<")):
+            raise Malformed
+        return True
+
+    def _parameter(self, arguments: TypedArguments) -> Steps[None]:
+        key = yield from self._name()
+        types = self._tags.keyed[(yield from self._scan.expect(*self._tags.keyed))]
+        if self._tags.on_lines:
+            yield from self._scan.try_text("\n")
+        found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
+        if found != self._tags.parameter_end:
+            self._scan.at -= len(found)
+
+    def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
+        """A parameter that stands in a tag of its name."""
+        yield from self._scan.expect("<")
+        name = yield from self._name()
+        yield from self._scan.expect(">")
+        if not arguments.may_begin(name):
+            raise Malformed
+        padding = one_newline if self._tags.on_lines else no_padding
+        if self._tags.on_lines:
+            yield from self._scan.try_text("\n")
+        yield from arguments.parameter(name, None, Markers(f"</{name}>", padding=padding))
+
+    def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
+        """A value's end is sometimes missing, or part of the value: what follows the marker decides."""
+        if marker == self._tags.parameter:
             try:
-                yield from self._scan.skip_space()
-                if (yield from self._scan.try_text(self._tags.function_end)):
-                    break
-                yield from self._scan.expect(self._tags.parameter)
-                key = yield from self._name()
-                types = self._tags.keyed[(yield from self._scan.expect(*self._tags.keyed))]
+                name = yield from self._name()
             except Malformed:
-                arguments.close()
-                raise
-            arguments.key(key)
-            if self._tags.on_lines:
-                yield from self._scan.try_text("\n")
-            if not (yield from arguments.value(types or self._schemas.types(function, key), self._tags.ends)):
-                return
-        self._scan.settle()
-        arguments.close()
+                return False
+            return arguments.may_begin(name) and (yield from self._scan.comes(*self._tags.keyed))
+        is_own = marker == self._tags.parameter_end
+        yield from self._scan.skip_space()
+        followed = yield from self._scan.comes(*(self._tags.after_parameter if is_own else self._tags.after_function))
+        return followed or not (yield from self._scan.peek())

@@ -21,6 +21,15 @@ class ToolSchemas:
     def __contains__(self, name: str) -> bool:
         return name in self._tools
 
+    def parameters(self, tool: str) -> list[str]:
+        """Their names, in the order of the schema."""
+        found = self._tools.get(tool)
+        properties = found.parameters.get("properties") if found is not None else None
+        return list(properties) if isinstance(properties, Mapping) else []
+
+    def declares(self, tool: str, parameter: str) -> bool:
+        return parameter in self.parameters(tool)
+
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types that the parameter may have; all of them where nothing says."""
         found = self._tools.get(tool)

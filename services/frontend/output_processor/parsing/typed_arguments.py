@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from services.frontend.output_processor.parsing import json_repair
 from services.frontend.output_processor.parsing.json_text import quoted
-from services.frontend.output_processor.parsing.scanner import WHITE, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Markers, Scanner, Sink, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 STRING = frozenset({"string"})
 PYTHONS_OWN = {"True": "true", "False": "false", "None": "null"}
+WRAPPERS = ("arguments", "parameters")  # a parameter of this name, which the tool has not, may hold all arguments
+
+EndsHere = Callable[[str], Steps[bool]]
+"""Whether a marker ends the value in front of it, or is part of it; reads ahead and settles nothing."""
 
 
 class TypedArguments:
-    """A JSON object that grows; after `key` comes `value`."""
+    """The arguments of a call of `function`, which grow by `parameter`."""
 
-    def __init__(self, scan: Scanner, writer: EventWriter) -> None:
+    def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas, function: str) -> None:
         self._scan = scan
-        self._writer = writer
-        self._separator = "{"
+        self._out = writer.start(function)
+        self._schemas = schemas
+        self._function = function
+        self.names: set[str] = set()
 
-    def key(self, name: str) -> None:
-        self._writer.arguments(f'{self._separator}"{quoted(name)}": ')
-        self._separator = ", "
+    def body(self) -> Steps[None]:
+        """All arguments as one JSON object."""
+        yield from json_repair.value(self._scan, self._out)
 
-    def value(self, types: frozenset[str], markers: Markers) -> Steps[str]:
-        """Reads up to one of `markers` and returns it; nothing if the text ends before. Strings go out as they come."""
+    def parameter(
+        self, name: str, types: frozenset[str] | None, markers: Markers, ends_here: EndsHere | None = None
+    ) -> Steps[str]:
+        """Reads a value up to one of `markers` and returns it; Malformed if the text ends before. Strings go out as
+        they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
+        if self._is_wrapper(name) and (yield from self._scan.comes("{")):
+            return (yield from self._wrapped(markers, ends_here))
+        if not self.names:
+            self._out.begin("{")
+        self.names.add(name)
+        self._out.key(quoted(name))
+        types = types or self._schemas.types(self._function, name)
         if types == STRING:
-            self._writer.arguments('"')
-            found = yield from self._scan.until(markers, lambda text: self._writer.arguments(quoted(text)))
-            if found:
-                self._writer.arguments('"')
+            found = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
+            self._out.end_string()
             return found
         parts: list[str] = []
-        found = yield from self._scan.until(markers, parts.append)
-        self._writer.arguments(as_json("".join(parts), types))
+        found = yield from self._text(markers, ends_here, parts.append)
+        self._out.scalar(as_json("".join(parts), types))
         return found
 
-    def close(self) -> None:
-        """What was read and is not settled becomes content behind the call, unless it is white space."""
-        text = self._scan.unsettled
-        self._writer.arguments("{}" if self._separator == "{" else "}")
-        if text.strip(WHITE):
-            self._writer.content(text)
+    def may_begin(self, name: str) -> bool:
+        """Whether the tool has a parameter of this name that has not come yet."""
+        return self._schemas.declares(self._function, name) and name not in self.names
+
+    def end(self) -> None:
+        if self._out.depth:
+            self._out.end()
+
+    def _is_wrapper(self, name: str) -> bool:
+        is_known = self._function in self._schemas and not self._schemas.declares(self._function, name)
+        return name in WRAPPERS and is_known and not self.names and not self._out.has_begun
+
+    def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
+        pushed = json_repair.PushedJson(self._out)
+        found = yield from self._text(markers, ends_here, pushed.push)
+        pushed.end()
+        if not pushed.is_complete:
+            raise Malformed
+        return found
+
+    def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
+        while found := (yield from self._scan.until(markers, sink)):
+            begin = self._scan.at
+            is_end = ends_here is None or (yield from ends_here(found))
+            self._scan.at = begin
+            if is_end:
+                return found
+            sink(self._scan.marker)
+        raise Malformed
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text itself if it is JSON of one of the types, else a string."""
+    """The text itself if it is JSON of one of the types, or can be made so, else a string."""
     bare = text.strip(WHITE)
     bare = PYTHONS_OWN.get(bare, bare)
     try:
         value = json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return f'"{quoted(text)}"'
+        kind = {"{": "object", "[": "array"}.get(bare[:1], "")
+        return (kind in types and json_repair.repaired(bare)) or f'"{quoted(text)}"'
     return bare if types & _types_of(value) else f'"{quoted(text)}"'
 
 

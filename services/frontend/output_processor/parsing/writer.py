@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.frontend.output_processor.parsing.scanner import Scanner
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner
 
 NO_ARGUMENTS = "{}"
 
@@ -11,54 +14,88 @@ Text = type[Content] | type[Reasoning] | type[CallArguments]
 
 
 class EventWriter:
-    """Whatever is written settles what was read so far."""
+    """Whatever is written settles what was read so far. A call is announced with the first value of its arguments, or
+    when it ends without any; before that its text may still become content."""
 
-    __slots__ = ("_bare", "_events", "_kind", "_scan", "_texts", "num_calls")
+    __slots__ = ("_call", "_events", "_is_tool", "_kind", "_pending", "_scan", "_texts", "num_calls")
 
-    def __init__(self, scan: Scanner) -> None:
+    def __init__(self, scan: Scanner, is_tool: Callable[[str], bool] = bool) -> None:
+        """`is_tool`: whether a call of that name may be announced."""
+        self._is_tool = is_tool
         self._scan = scan
         self._events: list[Event] = []
         self._kind: Text = Content  # of what is in _texts
         self._texts: list[str] = []  # written last, and not yet an event: arguments come in very many pieces
-        self._bare = False  # the last call has no arguments yet
-        self.num_calls = 0
+        self._call: ArgumentsJson | None = None  # of the call that has not ended
+        self._pending: CallStart | None = None  # that call, before it is announced
+        self.num_calls = 0  # announced
 
     def content(self, text: str) -> None:
-        self._end_call()
+        self.break_call()
+        self._scan.settle()
         self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
-        self._end_call()
+        self._scan.settle()
         self._add(Reasoning, text)
 
-    def start(self, name: str, call_id: str = "") -> None:
-        """Names go to clients as UTF-8, in which half of a surrogate pair cannot be written."""
-        self._end_call()
-        self._end_text()
-        self._events.append(CallStart(name.encode("utf-8", "replace").decode(), call_id))
-        self._scan.settle()
-        self.num_calls += 1
-        self._bare = True
+    def start(self, name: str, call_id: str = "") -> ArgumentsJson:
+        """Malformed if no tool of that name is on offer. Names go to clients as UTF-8, in which half of a surrogate
+        pair cannot be written."""
+        self.break_call()
+        name = name.strip()
+        if not self._is_tool(name):
+            raise Malformed
+        self._pending = CallStart(name.encode("utf-8", "replace").decode(), call_id)
+        self._call = ArgumentsJson(self.arguments)
+        return self._call
 
-    def arguments(self, text: str) -> None:
-        """Of the call that was started last."""
-        self._add(CallArguments, text)
-        self._bare = False
+    @property
+    def in_call(self) -> bool:
+        """Whether a call was announced and has not ended."""
+        return self._call is not None and self._pending is None
+
+    def end_call(self) -> None:
+        """The call was read to its end."""
+        if self._call is not None and not self._call.finish() and self._pending is not None:
+            self.arguments(NO_ARGUMENTS)
+        self._call = None
+        self._scan.settle()
+
+    def break_call(self) -> bool:
+        """Ends a call that is not read on: what was announced is closed, anything else was no call. Returns whether
+        there was one on its way; its text stays unsettled."""
+        call, self._call = self._call, None
+        if call is not None and not self._pending:
+            settled = self._scan.settled
+            call.finish()
+            self._scan.settled = settled
+        self._pending = None
+        return call is not None
 
     def no_markup(self) -> None:
         """What was read since the last settling is content after all."""
+        self.break_call()
         if text := self._scan.unsettled:
             self.content(text)
 
     def finish(self) -> None:
-        self._end_call()
+        self.break_call()
 
-    def _end_call(self) -> None:
-        if self._bare:
-            self.arguments(NO_ARGUMENTS)
+    def announce(self, call: CallStart) -> None:
+        self._end_text()
+        self._events.append(call)
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """JSON text of the call that was started last."""
+        if self._pending is not None:
+            self.announce(self._pending)
+            self._pending = None
+        self._scan.settle()
+        self._add(CallArguments, text)
 
     def _add(self, kind: Text, text: str) -> None:
-        self._scan.settle()
         if kind is not self._kind:
             self._end_text()
             self._kind = kind

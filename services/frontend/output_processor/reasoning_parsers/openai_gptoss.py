@@ -1,49 +1,41 @@
-"""gpt-oss: messages with channels. analysis is reasoning; final, and commentary for nobody, is content; what has a
-recipient is a call, which is left as it is for the tool parser `openai`.
+"""gpt-oss: messages with channels. analysis is reasoning; final, and commentary for the user, is content.
 
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 """
 
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import ReasoningFormat
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
-from services.frontend.output_processor.parsing.tagged_calls import no_padding
+from services.frontend.output_processor.parsing.harmony import (
+    ANALYSIS,
+    CHANNEL,
+    END,
+    FINAL,
+    MESSAGE,
+    START,
+    TOKENS,
+    read_messages,
+)
+from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.writer import EventWriter
-from services.frontend.output_processor.tool_parsers import openai
 
-BODY_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START)
-CUT_HEADERS = (openai.END, openai.CALL, openai.RETURN)
-CALL_ENDS = Markers(openai.END, openai.CALL, openai.RETURN, openai.START, padding=no_padding)
+BUILT_IN = ("assistant", "browser", "python", "container", "user")  # recipients that are no functions
 
 
-def read(scan: Scanner, writer: EventWriter, _is_open: bool) -> Steps[None]:
-    while (yield from scan.until(openai.STARTS, writer.content)):
-        try:
-            header = yield from openai.header(scan)
-        except Malformed:
-            if scan.unsettled.endswith(CUT_HEADERS) or (yield from scan.comes(openai.START)):
-                scan.settle()  # a header without a message says nothing to the user
-            writer.no_markup()
-            continue
-        if header.recipient:
-            writer.no_markup()
-            yield from _body(scan, CALL_ENDS, writer.content)
-            writer.no_markup()
-        else:
-            scan.settle()
-            yield from _body(scan, BODY_ENDS, writer.reasoning if header.channel == "analysis" else writer.content)
-            scan.settle()
+def read(scan: Scanner, writer: EventWriter, is_open: bool, _calls: CallProbe) -> Steps[None]:
+    """Without knowledge of the tools on offer: every function is one."""
+    return read_messages(scan, writer, is_open, _may_be_function)
 
 
-def _body(scan: Scanner, ends: Markers, sink: Sink) -> Steps[None]:
-    if (yield from scan.until(ends, sink)) == openai.START:
-        scan.at -= len(openai.START)
+def _may_be_function(name: str) -> bool:
+    return not name.startswith(BUILT_IN)
 
 
 FORMAT = ReasoningFormat(
     read,
-    openai.TOKENS,
-    starts=(f"{openai.CHANNEL}analysis{openai.MESSAGE}",),
-    ends=(openai.END,),
-    after_end=f"{openai.START}assistant",
-    content_start=f"{openai.CHANNEL}final{openai.MESSAGE}",
+    TOKENS,
+    starts=(f"{CHANNEL}{ANALYSIS}{MESSAGE}",),
+    ends=(END,),
+    after_end=f"{START}assistant",
+    content_start=f"{CHANNEL}{FINAL}{MESSAGE}",
+    read_answer=read_messages,
 )

@@ -1,25 +1,20 @@
 """Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
 
-from services.frontend.output_processor.parsing import json_text
+from services.frontend.output_processor.parsing import json_repair, json_text
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
-MARKERS = Markers(START)
+MARKUP = CallMarkup((START,), (END,))
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    while (yield from scan.until(MARKERS, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from _calls(scan, writer)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (END,), called=writer.num_calls > before)
+    return call_blocks(scan, writer, MARKUP, lambda _start: _calls(scan, writer))
 
 
 def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
@@ -36,8 +31,8 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
         yield from scan.skip_space()
         if not name or not (yield from scan.comes("{")):
             raise Malformed
-        writer.start(name)
-        yield from json_text.value(scan, writer.arguments)
+        yield from json_repair.value(scan, writer.start(name))
+        writer.end_call()
         yield from scan.skip_space()
         yield from scan.expect("}")
         scan.settle()
@@ -47,4 +42,4 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
 
 
 WORDING = Wording(json_arguments("{NAME: ", "}"), before=f"{START}[", between=", ", after=f"]{END}")
-FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,), starts=(START,))

@@ -9,8 +9,10 @@ and V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁s
 """
 
 import re
+from dataclasses import replace
 
-from services.frontend.output_processor.parsing.delimited_calls import arguments, blocks, fence
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from services.frontend.output_processor.parsing.delimited_calls import arguments, fence
 from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
@@ -22,14 +24,21 @@ BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ENDS = Markers(CALL_END, BLOCK_END, padding=fence)
 KIND, FENCE = "function", "```json"
+STARTS = (BLOCK, CALL)
+MARKUP = CallMarkup(
+    STARTS, (BLOCK_END,), inner_ends=(CALL_END,), scraps=re.compile(f"{KIND}{SEPARATOR}|{SEPARATOR}|{FENCE}")
+)
 NAME = re.compile(r"[^<>\n]+")
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    return blocks(scan, writer, block=BLOCK, call=CALL, end=BLOCK_END, calls=_calls)
+    return call_blocks(scan, writer, MARKUP, lambda start: _calls(scan, writer, start))
 
 
-def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
+def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
+    if start == BLOCK:
+        yield from scan.skip_space()
+        yield from scan.expect(CALL)
     more = CALL
     while more:
         name = yield from _name(scan)
@@ -40,8 +49,7 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
         fenced = yield from scan.try_text(FENCE)
         if not name or not (fenced or (yield from scan.comes("{", CALL_END))):
             raise Malformed
-        writer.start(name)
-        if (yield from arguments(scan, writer, ENDS)) == BLOCK_END:
+        if (yield from arguments(scan, writer, writer.start(name), ENDS)) == BLOCK_END:
             scan.at -= len(BLOCK_END)
             return
         scan.settle()
@@ -57,5 +65,5 @@ def _name(scan: Scanner) -> Steps[str]:
 TOKENS = (BLOCK, BLOCK_END, CALL, SEPARATOR, CALL_END)
 FENCED = json_arguments(f"{CALL}{KIND}{SEPARATOR}NAME\n{FENCE}\n", f"\n```{CALL_END}", quote=False)
 BARE = json_arguments(f"{CALL}NAME{SEPARATOR}", CALL_END, quote=False)
-FORMAT = ToolFormat(read, TOKENS, wordings=(Wording(FENCED, before=BLOCK, after=BLOCK_END),))
-V31 = ToolFormat(read, TOKENS, wordings=(Wording(BARE, before=BLOCK, between="", after=BLOCK_END),))
+FORMAT = ToolFormat(read, TOKENS, wordings=(Wording(FENCED, before=BLOCK, after=BLOCK_END),), starts=STARTS)
+V31 = replace(FORMAT, wordings=(Wording(BARE, before=BLOCK, between="", after=BLOCK_END),))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tagged_calls import no_padding
@@ -26,22 +28,15 @@ CALL = "call:"
 class _Reading:
     """Of one text."""
 
-    def __init__(self, start: str, end: str, delimiter: str, scan: Scanner, writer: EventWriter) -> None:
-        self._starts = Markers(start)
-        self._end = end
+    def __init__(self, markup: CallMarkup, delimiter: str, scan: Scanner, writer: EventWriter) -> None:
+        self._markup = markup
         self._delimiter = delimiter
         self._delimiters = Markers(delimiter, padding=no_padding)
         self._scan = scan
         self._writer = writer
 
     def run(self) -> Steps[None]:
-        while (yield from self._scan.until(self._starts, self._writer.content)):
-            before = self._writer.num_calls
-            try:
-                yield from self._call()
-            except Malformed:
-                self._writer.no_markup()
-            yield from close(self._scan, self._writer, (self._end,), called=self._writer.num_calls > before)
+        yield from call_blocks(self._scan, self._writer, self._markup, lambda _start: self._call())
 
     def _call(self) -> Steps[None]:
         yield from self._scan.skip_space()
@@ -49,21 +44,18 @@ class _Reading:
         name = yield from self._scan.whole(NAME, LONGEST_NAME)
         if not name or not (yield from self._scan.comes("{")):
             raise Malformed
-        self._writer.start(name)
-        yield from self._object(0)
+        yield from self._object(self._writer.start(name), 0)
+        self._writer.end_call()
 
-    def _object(self, depth: int) -> Steps[None]:
+    def _object(self, out: ArgumentsJson, depth: int) -> Steps[None]:
         yield from self._scan.expect("{")
-        self._writer.arguments("{")
-        separator = ""
+        out.begin("{")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("}")):
-            key = yield from self._key()
-            self._writer.arguments(f'{separator}"{quoted(key)}": ')
-            separator = ", "
-            yield from self._value(depth + 1)
+            out.key(quoted((yield from self._key())))
+            yield from self._value(out, depth + 1)
             yield from self._end_of_item("}")
-        self._writer.arguments("}")
+        out.end()
 
     def _key(self) -> Steps[str]:
         delimited = yield from self._scan.try_text(self._delimiter)
@@ -75,18 +67,14 @@ class _Reading:
         yield from self._scan.skip_space()
         return key
 
-    def _list(self, depth: int) -> Steps[None]:
+    def _list(self, out: ArgumentsJson, depth: int) -> Steps[None]:
         yield from self._scan.expect("[")
-        self._writer.arguments("[")
-        separator = ""
+        out.begin("[")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("]")):
-            if separator:
-                self._writer.arguments(separator)
-            separator = ", "
-            yield from self._value(depth + 1)
+            yield from self._value(out, depth + 1)
             yield from self._end_of_item("]")
-        self._writer.arguments("]")
+        out.end()
 
     def _end_of_item(self, end: str) -> Steps[None]:
         yield from self._scan.skip_space()
@@ -94,32 +82,31 @@ class _Reading:
             yield from self._scan.expect(",")
             yield from self._scan.skip_space()
 
-    def _value(self, depth: int) -> Steps[None]:
+    def _value(self, out: ArgumentsJson, depth: int) -> Steps[None]:
         if depth > DEEPEST:
             raise Malformed
         if (yield from self._scan.try_text(self._delimiter)):
-            yield from self._string()
+            if not (yield from self._scan.until(self._delimiters, lambda text: out.string_part(quoted(text)))):
+                raise Malformed
+            out.end_string()
         elif (yield from self._scan.comes("{")):
-            yield from self._object(depth)
+            yield from self._object(out, depth)
         elif (yield from self._scan.comes("[")):
-            yield from self._list(depth)
+            yield from self._list(out, depth)
         else:
             text = yield from self._scan.whole(BARE, LONGEST_BARE)
-            if not text.strip():
+            if not text.strip() or not (yield from self._scan.peek()):
                 raise Malformed
-            self._writer.arguments(as_json(text.strip(), ANYTHING))
-
-    def _string(self) -> Steps[None]:
-        self._writer.arguments('"')
-        if (yield from self._scan.until(self._delimiters, lambda text: self._writer.arguments(quoted(text)))):
-            self._writer.arguments('"')
+            out.scalar(as_json(text.strip(), ANYTHING))
 
 
 def marked(start: str, end: str, delimiter: str) -> ToolFormat:
-    def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-        yield from _Reading(start, end, delimiter, scan, writer).run()
+    markup = CallMarkup((start,), (end,), scraps=re.compile(re.escape(delimiter)))
 
-    return ToolFormat(read, (start, end, delimiter))
+    def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
+        yield from _Reading(markup, delimiter, scan, writer).run()
+
+    return ToolFormat(read, (start, end, delimiter), starts=(start,))
 
 
 FORMAT = marked("<|tool_call>", "<tool_call|>", '<|"|>')

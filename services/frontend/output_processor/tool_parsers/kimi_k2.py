@@ -9,9 +9,11 @@ What stands for the name is the call's id; templates want to see it again, so cl
 
 import re
 
-from services.frontend.output_processor.parsing.delimited_calls import arguments, blocks
+from services.frontend.output_processor.parsing import json_calls
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from services.frontend.output_processor.parsing.delimited_calls import arguments
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
@@ -19,34 +21,49 @@ from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+SECTIONS = (SECTION, "<|tool_call_section_begin|>")  # models also write the singular
+SECTION_ENDS = (SECTION_END, "<|tool_call_section_end|>")
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-ENDS = Markers(CALL_END, SECTION_END, CALL)
+ENDED_BY = (CALL_END, *SECTION_ENDS, CALL)
+ENDS = Markers(*ENDED_BY)
+MARKUP = CallMarkup((*SECTIONS, CALL), SECTION_ENDS, inner_ends=(CALL_END,), scraps=re.compile(re.escape(ARGUMENTS)))
 ID = re.compile(r"[^<>\s]+")
 PREFIX = "functions."
 
 
-def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    return blocks(scan, writer, block=SECTION, call=CALL, end=SECTION_END, calls=_calls)
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    return call_blocks(scan, writer, MARKUP, lambda start: _calls(scan, writer, schemas, start))
 
 
-def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
+def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) -> Steps[None]:
+    if start != CALL:
+        yield from scan.skip_space()
+        yield from scan.expect(CALL)
     found = CALL
     while found == CALL:
-        yield from scan.skip_space()
-        call_id = yield from scan.whole(ID, LONGEST_NAME)
-        name = call_id.removeprefix(PREFIX).rpartition(":")[0] or call_id.removeprefix(PREFIX)
-        yield from scan.skip_space()
-        yield from scan.expect(ARGUMENTS)
-        if not name:
-            raise Malformed
-        writer.start(name, call_id if ":" in call_id else "")
-        found = yield from arguments(scan, writer, ENDS)
+        found = yield from _call(scan, writer, schemas)
         if found == CALL_END:
             scan.settle()
             yield from scan.skip_space()
             found = yield from scan.try_text(CALL)
-        elif found == SECTION_END:
+        elif found in SECTION_ENDS:
             scan.at -= len(found)
+
+
+def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[str]:
+    """Returns what ends it. An id that names no function stands in front of a whole call in JSON."""
+    yield from scan.skip_space()
+    call_id = yield from scan.whole(ID, LONGEST_NAME)
+    name = call_id.removeprefix(PREFIX).rpartition(":")[0] or call_id.removeprefix(PREFIX)
+    yield from scan.skip_space()
+    yield from scan.expect(ARGUMENTS)
+    if not name:
+        raise Malformed
+    if name == call_id and name not in schemas:
+        yield from json_calls.calls(scan, writer, Keys(), schemas.__contains__)
+        yield from scan.skip_space()
+        return (yield from scan.expect(*ENDED_BY)) if (yield from scan.peek()) else ""
+    return (yield from arguments(scan, writer, writer.start(name, call_id if ":" in call_id else ""), ENDS))
 
 
 def new_id(index: int, name: str) -> str:
@@ -59,4 +76,4 @@ def _worded(tool: Tool) -> Json:
 
 
 WORDING = Wording(_worded, before=SECTION, between="", after=SECTION_END)
-FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,))
+FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,), MARKUP.starts)

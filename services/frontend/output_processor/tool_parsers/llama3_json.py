@@ -1,33 +1,77 @@
-"""Llama 3.1 to 3.3 and 4: {"name": "add", "parameters": {"a": 1}} as the whole answer, with or without <|python_tag|>
-in front, several with ; between them."""
+"""Llama 3.1 to 3.3 and 4: {"name": "add", "parameters": {"a": 1}}, with or without text or <|python_tag|> in front,
+several with ; between them; and built-in tools as <|python_tag|>add.call(a=1)."""
 
+from __future__ import annotations
+
+import re
+
+from services.frontend.output_processor.parsing import json_repair, python_calls
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.call_blocks import close, no_call
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import Keys, any_name, calls, close
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import EventWriter
 
-TAG = "<|python_tag|>"
-MARKERS = Markers(TAG)
+TAG, BRACKET = "<|python_tag|>", "{"
+STARTS = Markers(TAG, BRACKET)
 KEYS = Keys(others=("type", "function"))
+NAME = re.compile(r"[\w.\-]+")
+METHOD = ".call"  # of built-in tools
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    """Without the tag it could be any JSON answer: only names of tools on offer count."""
+    """Objects stand in many answers: only those with the name of a tool on offer are calls."""
     yield from scan.skip_space()
-    is_name = any_name if (yield from scan.try_text(TAG)) else schemas.__contains__
-    while True:
-        before = writer.num_calls
-        try:
-            yield from calls(scan, writer, KEYS, is_name, between=";")
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (), called=writer.num_calls > before)
-        if not (yield from scan.until(MARKERS, writer.content)):
-            return
-        is_name = any_name
+    if (yield from scan.comes("[")):
+        yield from _calls(scan, writer, schemas, scan.at)
+    while found := (yield from scan.until(STARTS, writer.content)):
+        if found == TAG:
+            yield from scan.skip_space()
+        else:
+            scan.at -= len(BRACKET)
+        yield from _calls(scan, writer, schemas, scan.at)
+
+
+def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, begin: int) -> Steps[None]:
+    """Calls from `begin` on, or content: of an object all of it, since no call stands inside of one."""
+    before = writer.num_calls
+    try:
+        if (yield from scan.comes(BRACKET, "[")):
+            yield from calls(scan, writer, KEYS, schemas.__contains__, between=";")
+        else:
+            yield from _built_in(scan, writer, schemas)
+    except Malformed:
+        called = writer.num_calls > before
+        if called or writer.in_call or writer.break_call():
+            no_call(scan, writer, called=called)
+        else:
+            scan.at = begin
+            yield from _no_call(scan, writer)
+    yield from close(scan, writer, (), called=writer.num_calls > before)
+
+
+def _no_call(scan: Scanner, writer: EventWriter) -> Steps[None]:
+    """An object as it is written, or what could not be read; without the tag in front."""
+    writer.content(scan.unsettled.replace(TAG, ""))
+    try:
+        if (yield from scan.comes(BRACKET)):
+            yield from json_repair.value(scan, ArgumentsJson(lambda _part: writer.no_markup()))
+    except Malformed:
+        pass
+    writer.no_markup()
+
+
+def _built_in(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    name = yield from scan.whole(NAME, LONGEST_NAME)
+    yield from scan.expect("(")
+    name = name.removesuffix(METHOD)
+    if name not in schemas:
+        raise Malformed
+    yield from python_calls.arguments(scan, writer, schemas, name)
 
 
 WORDING = Wording(json_arguments('{"name": NAME, "parameters": ', "}"), between="; ")
-FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,), starts=(TAG,))

@@ -5,33 +5,32 @@ import re
 import secrets
 import string
 
-from services.frontend.output_processor.parsing import json_text
+from services.frontend.output_processor.parsing import json_repair
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls, close
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls
+from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-MARKERS = Markers(START)
+MARKUP = CallMarkup((START,), scraps=re.compile(f"{re.escape(ID)}|{re.escape(ARGUMENTS)}"))
 NAME = re.compile(r"[^\[\]{}\s]+")
 ID_LENGTH = 9  # what Mistral's templates insist on
 ALPHABET = string.ascii_letters + string.digits
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    while (yield from scan.until(MARKERS, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from scan.skip_space()
-            if (yield from scan.peek()) in ("[", "{"):
-                yield from calls(scan, writer, Keys())
-            else:
-                yield from _named(scan, writer)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (), called=writer.num_calls > before)
+    return call_blocks(scan, writer, MARKUP, lambda _start: _calls(scan, writer))
+
+
+def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
+    yield from scan.skip_space()
+    if (yield from scan.peek()) in ("[", "{"):
+        yield from calls(scan, writer, Keys())
+    else:
+        yield from _named(scan, writer)
 
 
 def _named(scan: Scanner, writer: EventWriter) -> Steps[None]:
@@ -46,8 +45,8 @@ def _named(scan: Scanner, writer: EventWriter) -> Steps[None]:
     yield from scan.skip_space()
     if (yield from scan.peek()) != "{":
         raise Malformed
-    writer.start(name, call_id)
-    yield from json_text.value(scan, writer.arguments)
+    yield from json_repair.value(scan, writer.start(name, call_id))
+    writer.end_call()
 
 
 def new_id(_index: int, _name: str) -> str:
@@ -56,4 +55,4 @@ def new_id(_index: int, _name: str) -> str:
 
 NAMED = Wording(json_arguments(f"{START}NAME{ARGUMENTS}", "", quote=False), between="", needs=ARGUMENTS)
 LISTED = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before=f"{START}[", between=", ", after="]")
-FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED))
+FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED), (START,))

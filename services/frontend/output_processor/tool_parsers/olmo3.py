@@ -1,29 +1,28 @@
 """OLMo 3: <function_calls>, one add(a=1, b="two") a line, </function_calls>"""
 
+from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import any_name, close
+from services.frontend.output_processor.parsing.json_calls import any_name
 from services.frontend.output_processor.parsing.python_calls import call
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<function_calls>", "</function_calls>"
-MARKERS = Markers(START)
+MARKUP = CallMarkup((START,), (END,))
 
 
-def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    while (yield from scan.until(MARKERS, writer.content)):
-        before = writer.num_calls
-        try:
-            more = True
-            while more:
-                yield from scan.skip_space()
-                yield from call(scan, writer, any_name)
-                yield from scan.skip_space()
-                more = bool((yield from scan.peek())) and not (yield from scan.comes(END))
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (END,), called=writer.num_calls > before)
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    return call_blocks(scan, writer, MARKUP, lambda _start: _calls(scan, writer, schemas))
 
 
-FORMAT = ToolFormat(read, (START, END))
+def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    more = True
+    while more:
+        yield from scan.skip_space()
+        yield from call(scan, writer, schemas, any_name)
+        yield from scan.skip_space()
+        more = bool((yield from scan.peek())) and not (yield from scan.comes(END))
+
+
+FORMAT = ToolFormat(read, (START, END), starts=(START,))

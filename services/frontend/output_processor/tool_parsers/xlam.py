@@ -1,14 +1,16 @@
 """xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
 
+from services.frontend.output_processor.parsing.call_blocks import close, no_call
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import Keys, calls, close
+from services.frontend.output_processor.parsing.json_calls import Keys, calls
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```json"
-MARKERS = Markers("[TOOL_CALLS]", "<tool_call>", FENCE)
+STARTS = ("[TOOL_CALLS]", "<tool_call>", FENCE)
+MARKERS = Markers(*STARTS)
 ENDS = ("```", "</tool_call>")
 KEYS = Keys(others=("type",))
 
@@ -16,16 +18,19 @@ KEYS = Keys(others=("type",))
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     """It could be any JSON answer: only names of tools on offer count."""
     yield from scan.skip_space()
+    found = yield from scan.comes(*STARTS)
     while True:
         before = writer.num_calls
         try:
-            yield from calls(scan, writer, KEYS, schemas.__contains__)
+            if not found:
+                yield from calls(scan, writer, KEYS, schemas.__contains__)
         except Malformed:
-            writer.no_markup()
+            no_call(scan, writer, called=writer.num_calls > before)
         yield from close(scan, writer, ENDS, called=writer.num_calls > before)
         if not (yield from scan.until(MARKERS, writer.content)):
             return
+        found = False
 
 
 WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")
-FORMAT = ToolFormat(read, (), wordings=(WORDING,))
+FORMAT = ToolFormat(read, (), wordings=(WORDING,), starts=("<tool_call>",))

@@ -148,3 +148,49 @@ async def test_turns_that_anthropics_servers_answered_are_gone_on_with(talking_m
     (prompt,) = await prompts(talking_model, {"messages": turns, "tools": [OWN]})
     assert "assistant\nIt is sunny.<tool_call>" in prompt
     assert "tool\nThe tool calendar_add is available." in prompt
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "document", "title": "a.txt", "source": {"type": "text", "data": "hello"}}, "a.txt\nhello"),
+        ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "hello"}]}}, "hello"),
+        ({"type": "search_result", "source": "https://a", "title": "t", "content": [{"type": "text", "text": "x"}]},
+         "t\nhttps://a\nx"),
+    ],
+)  # fmt: skip
+async def test_documents_of_text_are_text(talking_model: Path, block: dict[str, Any], text: str) -> None:
+    """In a turn of the user's, and in what a tool has answered."""
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+    asked, answered = await prompts(
+        talking_model,
+        {"messages": [{"role": "user", "content": [block]}]},
+        {"messages": [{"role": "user", "content": [result]}]},
+    )
+    assert f"user\n{text}<|im_end|>" in asked
+    assert f"tool\n{text}<|im_end|>" in answered
+
+
+async def test_a_document_that_is_no_text_is_refused_with_a_reason(talking_model: Path) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "AA"}
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
+        answer = await frontend.http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert "blocks of type 'document' are not offered by this server: models are given text only" in answer.text
+
+
+async def test_a_compaction_is_what_it_sums_up(talking_model: Path) -> None:
+    turns = [*ASK, {"role": "assistant", "content": [{"type": "compaction", "content": "It rained."}]}, *ASK]
+    (prompt,) = await prompts(talking_model, {"messages": turns})
+    assert "assistant\nIt rained.<|im_end|>" in prompt
+
+
+async def test_the_older_name_of_a_form_is_kept_to(talking_model: Path) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}}}
+    async with talking(talking_model, '{"ok": true}') as (frontend, _, script):
+        for fields in ({"output_format": form}, {"output_config": {"format": form}}, {}):
+            body = {"max_tokens": 50, "messages": ASK, **fields}
+            assert (await frontend.http.post("/v1/messages", json=body)).status_code == 200
+    older, newer, none = (submission.sampling.structured_output for submission in script.submissions)
+    assert older == newer != none

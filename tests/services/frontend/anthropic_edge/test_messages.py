@@ -98,6 +98,41 @@ async def test_thinking_text_and_tools_in_order(talking_model: Path) -> None:
     assert kinds.count("input_json") > 3
 
 
+USAGE = {"cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier"}
+DELTA_USAGE = {
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "input_tokens",
+    "output_tokens",
+    "output_tokens_details",
+    "server_tool_use",
+}
+
+
+async def test_messages_have_every_field_that_their_specification_requires(talking_model: Path) -> None:
+    async with serving(talking_model, THOUGHT) as (frontend, client, _script):
+        reply = (await frontend.http.post("/v1/messages", json=asked(tools=TOOLS))).json()
+        stream = (await frontend.http.post("/v1/messages", json=asked(tools=TOOLS, stream=True))).text
+        turns = [*ASK, {"role": "assistant", "content": reply["content"]}, *ASK]
+        answered = await client.messages.create(**asked(messages=turns, tools=TOOLS))
+    thinking, text, weather, clock = reply["content"]
+    assert (text["citations"], weather["caller"], clock["caller"]) == (None, {"type": "direct"}, {"type": "direct"})
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    opening, end = events[0]["message"], next(event for event in events if event["type"] == "message_delta")
+    for message in (reply, opening):
+        assert (message["container"], message["stop_details"]) == (None, None)
+        assert message["usage"].keys() >= USAGE
+        assert (message["usage"]["service_tier"], message["usage"]["server_tool_use"]) == ("standard", None)
+    assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None, "container": None}
+    assert end["usage"].keys() == DELTA_USAGE
+    thought = reply["usage"]["output_tokens_details"]["thinking_tokens"]
+    assert 3 < thought == end["usage"]["output_tokens_details"]["thinking_tokens"] < reply["usage"]["output_tokens"]
+    assert opening["usage"]["output_tokens_details"] == {"thinking_tokens": 0}
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [block.keys() for block in blocks] == [block.keys() for block in (thinking, text, weather, clock)]
+    assert answered.type == "message"
+
+
 async def test_tool_results_go_through_the_template(talking_model: Path) -> None:
     turns = [
         *ASK,
@@ -149,7 +184,7 @@ async def test_why_it_stopped(talking_model: Path) -> None:
             streamed = await stream.get_final_message()
         far = await client.messages.create(**asked(max_tokens=20_000))  # the context has 4,096
     assert short.stop_reason == "max_tokens"
-    assert short.content[0].input["INVALID_JSON"].startswith('{"c')
+    assert "Malmö 🙂".startswith(short.content[0].input["city"])  # as far as it came
     for message in (stopped, streamed):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "weather")
         assert message.content[0].text == '\n{"name": "get_'
@@ -307,3 +342,16 @@ async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(
             assert refused.value.request_id == "mine", wrong
     assert reply._request_id == "mine"
     assert drawn._request_id
+
+
+async def test_stop_sequences_count_in_the_text_only(talking_model: Path) -> None:
+    """vllm#52393: a client's stop string in the thinking, or in a call's markup, ended the answer."""
+    stops = {"stop_sequences": ["Malmö", '"']}
+    async with serving(talking_model, THOUGHT) as (_, client, _script):
+        reply = await client.messages.create(**asked(tools=TOOLS, **stops))
+    assert (reply.stop_reason, reply.stop_sequence) == ("tool_use", None)
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+    async with serving(talking_model, "<think>It is</think>Hot: it is") as (_, client, _script):
+        reply = await client.messages.create(**asked(stop_sequences=["it is", "It is"]))
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "it is")
+    assert reply.content[-1].text == "Hot: "

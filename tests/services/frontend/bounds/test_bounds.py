@@ -266,7 +266,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     body = json.dumps({"prompt": "hello world " * 300}).encode()
     host, _, port = frontend.frontend.http_address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     writer.write(head % len(body) + body)
     assert await asyncio.to_thread(begun.wait, 60)
     writer.close()

@@ -176,7 +176,7 @@ async def test_a_scheduler_of_another_model_is_left_alone(
         await stranger.until(lambda: stranger.sessions)
 
 
-@pytest.mark.parametrize("trouble", ["stop", "hang", "garbage"])
+@pytest.mark.parametrize("trouble", ["stop", "hang", "no set"])
 async def test_whatever_redis_does_what_is_known_stays_known(
     folder: Path,
     redis_server: RedisServer,
@@ -190,8 +190,8 @@ async def test_whatever_redis_does_what_is_known_stays_known(
         await published.lists(two)
         async with running(folder, one.address, redis=redis_server.url) as frontend:
             await two.until(lambda: two.sessions)
-            if trouble == "garbage":
-                await published.redis.set("{quire}:scheduler:two", b"\xff no JSON")
+            if trouble == "no set":
+                await published.redis.set("{quire}:schedulers", b"of another type")
             else:
                 getattr(redis_server, trouble)()
             await until_metric(frontend, "redis_up", 0)
@@ -204,6 +204,8 @@ async def test_whatever_redis_does_what_is_known_stays_known(
                 redis_server.start()
                 await published.until_it_answers()
             redis_server.resume()
+            if trouble == "no set":
+                await published.redis.delete("{quire}:schedulers")
             await published.lists(two)
             await until_metric(frontend, "redis_up", 1)
             assert await metric(frontend, "sessions_open") == 2
@@ -226,3 +228,16 @@ async def test_a_url_of_no_known_kind_is_a_start_up_error(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="redis: unknown kind of URL 'http://x'"):
         async with running(folder, redis="http://x"):
             pass
+
+
+async def test_malformed_entries_are_counted_and_the_good_ones_are_used(
+    folder: Path, redis_server: RedisServer, published: Published
+) -> None:
+    async with scheduler(named("good")) as good:
+        await published.redis.sadd("{quire}:schedulers", "bad", b"\xff")
+        await published.redis.set("{quire}:scheduler:bad", b'{"address": 7}')
+        await published.lists(good)
+        async with running(folder, redis=redis_server.url) as frontend:
+            assert await counted(frontend) == COUNTED
+            assert await metric(frontend, "redis_up") == 1
+            assert await metric(frontend, "redis_malformed_entries_total{kind=scheduler}") >= 2

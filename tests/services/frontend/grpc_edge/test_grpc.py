@@ -156,7 +156,12 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             "kv_priority",
             "kv_priority must be one of low, normal, high, got 'top'.",
         ),
-        (pb.GenerateRequest(text="x", model="other"), "NOT_FOUND", "model", "The model `other` does not exist."),
+        (
+            pb.GenerateRequest(text="x", model="other"),
+            "NOT_FOUND",
+            "model",
+            "The model `other` does not exist; available: tiny.",
+        ),
     ],
 )
 async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: str, field: str, text: str) -> None:
@@ -173,7 +178,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
         (pb.ChatRequest(), "messages must hold at least one message"),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="nobody")]),
-            "messages: role must be one of system, user, assistant, tool, got 'nobody'",
+            "messages: role must be one of system, developer, user, assistant, tool, got 'nobody'",
         ),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="user")], chat_template_kwargs="[]"),
@@ -189,11 +194,26 @@ async def test_chat_refusals(frontend: Running, request_: pb.ChatRequest, text: 
     assert (await refusal(frontend.inference.Chat(request_))).details() == text
 
 
-async def test_longer_output_than_fits_is_cut(frontend: Running, script: ScriptedScheduler) -> None:
-    request_ = pb.GenerateRequest(text="x", sampling=Sampling(max_tokens=100_000))
-    messages = [m async for m in frontend.inference.Generate(request_)]
+async def test_developer_turns_are_instructions(frontend: Running, script: ScriptedScheduler) -> None:
+    """As over HTTP, and read as system turns by a template that knows no others."""
+    for role in ("system", "developer"):
+        turns = [pb.ChatMessage(role=role, content="Be brief."), pb.ChatMessage(role="user", content="hi")]
+        async for _ in frontend.inference.Chat(pb.ChatRequest(messages=turns, sampling=Sampling(max_tokens=2))):
+            pass
+    first, second = script.submissions[-2:]
+    assert prompt_of(first) == prompt_of(second)
+
+
+async def test_longer_output_than_fits_is_refused_as_over_http(frontend: Running) -> None:
+    for sampling in (Sampling(max_tokens=100_000), Sampling(max_tokens=512)):
+        refused = await refusal(frontend.inference.Generate(pb.GenerateRequest(text="x", sampling=sampling)))
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "context length is 512 tokens" in (refused.details() or "")
+
+
+async def test_without_a_length_the_output_may_be_as_long_as_fits(frontend: Running, script: ScriptedScheduler) -> None:
+    assert [m async for m in frontend.inference.Generate(pb.GenerateRequest(text="x"))]
     assert script.submissions[-1].sampling.max_tokens == 511
-    assert messages[-1].finish_reason == finish_pb2.FINISH_REASON_STOP
 
 
 async def test_tokenize_detokenize_and_models(frontend: Running) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from shared.pb.common.v1.sampling_pb2 import SamplingParams
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
@@ -104,3 +105,11 @@ async def test_refusals(tools_folder: Path, fields: dict[str, Any], field: str, 
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert text in (refused.value.details() or "")
     assert field in (refused.value.details() or "")
+
+
+async def test_stop_strings_count_in_the_content_only(tools_folder: Path) -> None:
+    request = chat(sampling=SamplingParams(stop=["Hm", '"', "see"]))
+    async with talking(tools_folder, f"<think>Hm.</think>{CALLS}") as (frontend, _, _script):
+        messages = [message async for message in frontend.inference.Chat(request)]
+    assert joined(messages) == ("Hm.", "Let me ", [])
+    assert messages[-1].stop_string == "see"

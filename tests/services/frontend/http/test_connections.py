@@ -23,7 +23,7 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 QUICK = {"header_s": 2, "body_s": 2, "write_s": 2}
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 
@@ -206,7 +206,7 @@ async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
         async with asyncio.timeout(60):
             while True:
                 async with Peer(frontend) as another:
-                    another.writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                    another.writer.write(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                     if b"no scheduler session" in await another.said():
                         break
 

@@ -19,7 +19,7 @@ ASKED = {"model": "tiny", "prompt": "x", "max_tokens": 3}
 
 def request(method: str = "POST", path: str = "/v1/completions", version: str = "1.1", **changes: Any) -> bytes:
     body = json.dumps({**ASKED, **changes}).encode() if method == "POST" else b""
-    return f"{method} {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{method} {path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 class HalfClosing:

@@ -53,7 +53,11 @@ def events(text: str) -> list[Any]:
         ({"stop": ["x", 5]}, "stop", "stop: Input should be a valid string"),
         ({"stream_options": {"include_usage": "x" * 70}}, "stream_options.include_usage", "unable to interpret input"),
         ({"stream_options": {}}, "stream_options", "Stream options can only be defined when `stream=True`."),
-        ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "Extra inputs are not permitted"),
+        (
+            {"stream": True, "stream_options": {"includeUsage": True}},
+            "stream_options.includeUsage",
+            "supplied: stream_options.includeUsage; did you mean 'stream_options.include_usage'?",
+        ),
         ({"prompt": []}, "prompt", "it is empty"),
         ({"prompt": ["a", 5]}, "prompt", "prompt must be text, token ids, or a list of either"),
         ({"prompt": [5, True]}, "prompt", "prompt must be text, token ids, or a list of either"),

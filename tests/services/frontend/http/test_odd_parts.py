@@ -40,7 +40,7 @@ def bodies() -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "/v1/messages", {"system": [block], "messages": [LAST], "max_tokens": 2}, "system: blocks of type "
     for kind in ([], {}, [{"type": "text"}], 5, None):
         part = {"type": kind, "text": "hi"}
-        yield "/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}, "messages: content of type "
+        yield "/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}, "messages: parts of type "
         yield "/v1/responses", {"input": [{"role": "user", "content": [part]}]}, "input[0].content: parts of type "
     for odd in (5, 0.5, True, "a", {"a": 1}):
         messages = [{"role": "assistant", "content": "so", "tool_calls": odd}, LAST]

@@ -54,6 +54,26 @@ async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
         assert statuses == [200, 503, 503]
 
 
+async def test_it_is_ready_once_a_worker_has_told_its_adapters(tmp_path: Path) -> None:
+    """Where that is asked for: who waits for /health and lists the models finds them all."""
+    script = ScriptedScheduler(count_up, num_workers=0)
+    folder = talking_folder(tmp_path / "talking")
+    settings: dict[str, Any] = {"until_health": (503,), "health_awaits_worker": True}
+    async with scheduler(script), running(folder, script.address, **settings) as waiting:
+        await waiting.until_open(True)
+        assert (await waiting.http.get("/health")).status_code == 503
+        script.view.adapters.append("pirate")
+        script.set_view(num_workers=1)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await waiting.http.get("/health")).status_code != 200:
+                await asyncio.sleep(0.01)
+        listed = (await waiting.http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["talking", "pirate"]
+        script.set_view(num_workers=0)
+        await waiting.until_view(lambda view: view.num_workers == 0)
+        assert (await waiting.http.get("/health")).status_code == 200, "workers that are away are waited for"
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/live", "/ping"])
 async def test_probes_may_ask_for_the_head_alone(frontend: Running, path: str) -> None:
     assert (await frontend.http.head(path)).status_code == 200

@@ -44,7 +44,7 @@ def app(built: list[str]) -> FastAPI:
     outer.add(inner)
     app = FastAPI()
     app.router.routes.extend(outer.routes)
-    document(app, {})
+    document(app, lambda path: {})
     return app
 
 

@@ -29,6 +29,8 @@ OFFERS = {
     "h2c": JAVA,
     "websocket": "Upgrade: websocket\r\nConnection: upgrade, keep-alive",
     "tls": "Connection: Upgrade\r\nUpgrade: TLS/1.2, HTTP/1.1",
+    "no offer": "Connection: upgrade",  # nginx with `Connection "upgrade"` (open-webui#8074, invidious#604)
+    "empty": "Connection: Upgrade\r\nUpgrade:",
     "twice": "Connection: upgrade\r\nUpgrade: h2c\r\nUpgrade: websocket\r\nConnection: Upgrade",
 }
 JAVA_SOURCE = """
@@ -84,7 +86,8 @@ class Client:
 
 
 def head(path: str, offer: str, framing: str) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{offer}\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()
+    line = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+    return f"{line}{offer}\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()
 
 
 def chunked(body: bytes) -> bytes:
@@ -126,7 +129,7 @@ async def test_pipelined_requests_with_offers_are_answered_in_order(frontend: Ru
 async def test_a_request_without_a_body_may_offer_as_well(frontend: Running) -> None:
     async with Client(frontend) as client:
         for _ in range(2):
-            await client.send(f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{JAVA}\r\n\r\n".encode())
+            await client.send(f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{JAVA}\r\n\r\n".encode())
             status, answered = await client.answer()
             assert status == 200
             assert json.loads(answered)["data"]
@@ -137,7 +140,7 @@ async def test_an_offer_hides_no_second_request(frontend: Running) -> None:
     for framing in ("Content-Length: 5\r\nTransfer-Encoding: chunked", "Content-Length: 5\r\nContent-Length: 6"):
         async with Client(frontend) as client:
             await client.send(
-                head("/v1/messages", JAVA, framing) + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+                head("/v1/messages", JAVA, framing) + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
             )
             async with asyncio.timeout(60):
                 answered = await client.reader.read()
@@ -148,7 +151,7 @@ async def test_an_offer_hides_no_second_request(frontend: Running) -> None:
 async def test_a_tunnel_is_refused(frontend: Running) -> None:
     for target in ("example.com:443", "/v1/models"):
         async with Client(frontend) as client:
-            await client.send(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\n\r\n".encode())
+            await client.send(f"CONNECT {target} HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\n\r\n".encode())
             async with asyncio.timeout(60):
                 answered = await client.reader.read()
             assert answered.startswith(b"HTTP/1.1 501 ")

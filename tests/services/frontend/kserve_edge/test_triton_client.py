@@ -53,6 +53,7 @@ async def test_what_people_do_with_it_over_http(tmp_path: Path) -> None:
         "binary": {"text_output": [["Grüß dich. It is sunny."], True]},
         "text": {"text_output": [["Hm? It is sunny."], False]},
         "mixed": {"text_output": [["Hm? It is sunny."], True]},
+        "compressed": [["Hm? It is sunny."]] * 2,
         "several": [[f"{number}. It is sunny."] for number in range(3)],
         "refused": "400: top_p must be in (0, 1], got 7.0.",
     }

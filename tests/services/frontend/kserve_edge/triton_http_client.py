@@ -58,6 +58,10 @@ with http.InferenceServerClient(address, concurrency=4) as client:
                 "text": told(client.infer(model, inputs("Hm? ", binary=False), outputs=as_text)),
                 "mixed": told(client.infer(model, inputs("Hm? ", binary=False))),
                 "several": several,
+                "compressed": [
+                    told(client.infer(model, inputs("Hm? "), request_compression_algorithm=name))["text_output"][0]
+                    for name in ("gzip", "deflate")
+                ],
                 "refused": refused(client),
             }
         )

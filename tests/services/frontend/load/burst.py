@@ -36,7 +36,7 @@ TOKENS = 20
 STEP_S = 0.01
 GIVE_UP_S = 60.0
 HEALTH_EVERY_S = 0.005
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Burst:
 
 def message(prompt_bytes: int, tokens: int = TOKENS) -> bytes:
     body = json.dumps({"prompt": "hello wo" * (prompt_bytes // 8), "max_tokens": tokens, "ignore_eos": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

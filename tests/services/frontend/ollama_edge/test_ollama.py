@@ -187,9 +187,24 @@ async def test_curl_needs_no_content_type_and_pages_in_browsers_do(talking_model
     async with serving(talking_model, "It is sunny.") as (frontend, _, _script):
         answer = await frontend.http.post("/api/generate", content=body, headers=form)
         shown = await frontend.http.post("/api/show", content='{"model": "talking"}', headers=form)
-        page = {**form, "origin": "https://elsewhere.example"}
+        page = {**form, "origin": frontend.url}
         refused = await frontend.http.post("/api/generate", content=body, headers=page)
+        elsewhere = {**form, "origin": "https://elsewhere.example"}
+        other = await frontend.http.post("/api/generate", content=body, headers=elsewhere)
     assert (answer.status_code, answer.json()["response"]) == (200, "It is sunny.")
     assert shown.status_code == 200
-    assert refused.status_code == 400
+    assert (refused.status_code, other.status_code) == (400, 403)
     assert "content-type" in refused.json()["error"]
+
+
+async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
+    asked = {"tools": [WEATHER, CLOCK], "think": True, "options": {"stop": ["Malmö", '"']}}
+    async with serving(talking_model, THOUGHT) as (_, client, _script):
+        whole = await client.chat("talking", ASK, **asked)
+        pieces = [piece async for piece in await client.chat("talking", ASK, **asked, stream=True)]
+    assert (whole.message.thinking, whole.message.content, len(whole.message.tool_calls)) == (
+        "Malmö.",
+        "Let me see.",
+        2,
+    )
+    assert "".join(piece.message.thinking or "" for piece in pieces) == "Malmö."

@@ -157,6 +157,45 @@ async def test_named_tokens_need_logprobs_over_http(folder: Path) -> None:
     assert alone.json()["error"]["param"] == "logprob_token_ids"
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"top_logprobs": 5}),
+        ("/v1/chat/completions", {"stream": True}),
+        ("/v1/chat/completions/batch", {"top_logprobs": 5}),
+    ],
+)
+@pytest.mark.parametrize("named", [[100], [100, 7, 50], [9, 7], [7]])
+async def test_the_sampled_token_is_among_those_that_were_named(
+    folder: Path, path: str, more: dict[str, Any], named: list[int]
+) -> None:
+    """vLLM's tests/entrypoints/openai/chat_completion/test_logprob_token_ids.py: once each, sampled or not."""
+    said: list[Any] = [{"role": "user", "content": "x"}]
+    body = {"logprobs": True, "max_tokens": 2, "logprob_token_ids": named, "return_tokens_as_token_ids": True, **more}
+    script = ScriptedScheduler(lambda sequence: (7, 9)[sequence.num_outputs % 2])
+    async with scheduler(script), running(folder, script.address) as frontend:
+        reply = await frontend.http.post(path, json={**body, "messages": [said] if "batch" in path else said})
+    answers = data_of(reply.text) if more.get("stream") else [reply.json()]
+    told = [answer["choices"][0]["logprobs"] for answer in answers]
+    entries = [entry for logprobs in told if logprobs for entry in logprobs["content"]]
+    assert len(entries) == 2
+    for entry in entries:
+        tokens = [int(candidate["token"].removeprefix("token_id:")) for candidate in entry["top_logprobs"]]
+        sampled = int(entry["token"].removeprefix("token_id:"))
+        assert tokens == (named if sampled in named else [sampled, *named])
+
+
+async def test_the_most_likely_tokens_stay_those_that_were_asked_for(folder: Path) -> None:
+    async with serving(folder) as (_, frontend):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "top_logprobs": 3}
+        (entry,) = (await frontend.http.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"][
+            "content"
+        ]
+    assert len(entry["top_logprobs"]) == 3
+    assert entry["token"] not in [candidate["token"] for candidate in entry["top_logprobs"]]
+
+
 async def test_a_thinking_budget_travels_with_the_models_marks(tmp_path: Path) -> None:
     thinker = byte_level_tokenizer()
     thinker.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])

@@ -88,3 +88,16 @@ async def test_a_parser_can_be_switched_off_or_named(thinking_folder: Path) -> N
     async with talking(thinking_folder, "[THINK]2[/THINK]4", reasoning_parser="mistral") as (_, client, _script):
         reply = await client.chat.completions.create(model="thinking", messages=ASK)
     assert reply.choices[0].message.reasoning == "2"
+
+
+async def test_a_call_ends_open_reasoning(thinking_folder: Path) -> None:
+    """vllm#39056: without the end of reasoning in front of it the call was lost."""
+    more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    async with talking(thinking_folder, f"It is Malmö.\n{CALL}\n</think>") as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(**more))
+        without = await client.chat.completions.create(model="thinking", messages=ASK, **more)
+    choice = reply.choices[0]
+    assert (choice.message.reasoning, choice.message.content) == ("It is Malmö.", None)
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+    assert choice.finish_reason == "tool_calls"
+    assert "get_weather" in without.choices[0].message.reasoning  # no tools are on offer

@@ -163,12 +163,17 @@ async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path)
     assert chunks[-1].usage == reply.usage
 
 
-async def test_stop_strings_end_calls(tools_folder: Path) -> None:
-    async with talking(tools_folder, CALLS) as (_, client, _script):
-        reply = await client.chat.completions.create(**asked(stop=[" 🙂"]))
-    choice = reply.choices[0]
-    assert (choice.finish_reason, choice.stop_reason) == ("tool_calls", " 🙂")
-    assert choice.message.tool_calls[0].function.arguments == '{"city": "Malmö'
+async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
+    """They count in the content only; clients that send some with every request would lose calls otherwise."""
+    for stop in (" 🙂", '"', "}", "get_weather", "</tool_call>"):
+        async with talking(tools_folder, CALLS) as (_, client, _script):
+            reply = await client.chat.completions.create(**asked(stop=[stop]))
+            parts, _ = await streamed(client, stop=[stop])
+        choice = reply.choices[0]
+        assert (choice.finish_reason, choice.stop_reason, choice.message.content) == ("tool_calls", None, "Let me see.")
+        arguments = [call.function.arguments for call in choice.message.tool_calls]
+        assert list(map(json.loads, arguments)) == [{"city": "Malmö 🙂"}, {}]
+        assert [call[2] for call in parts[0]["calls"]] == arguments
 
 
 @pytest.mark.parametrize(
@@ -228,3 +233,24 @@ async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_fo
         reply = await client.chat.completions.create(**asked() | {"model": "tiny"})
     assert prompt_text(folder, prompt_of(script.submissions[-1])) == "get_weathernow"
     assert len(reply.choices[0].message.tool_calls[0].id) == 9
+
+
+async def test_special_tokens_of_calls_are_no_content(tools_folder: Path) -> None:
+    """Where no call could be read, and in a mere mention; skip_special_tokens=false shows them."""
+    said = 'The tag <tool_call> and </tool_call>.<tool_call>{"name": "now", "arguments": [1]}</tool_call>'
+    async with talking(tools_folder, said) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked())
+        shown = await client.chat.completions.create(**asked(extra_body={"skip_special_tokens": False}))
+    assert reply.choices[0].message.content == 'The tag  and .{"name": "now", "arguments": [1]}'
+    assert shown.choices[0].message.content == 'The tag <tool_call> and </tool_call>.{"name": "now", "arguments": [1]}'
+
+
+async def test_a_call_that_is_cut_off_has_arguments_of_json_or_there_is_none(tools_folder: Path) -> None:
+    lengths = set()
+    async with talking(tools_folder, CALL) as (_, client, _script):
+        for max_tokens in range(1, 60, 4):
+            choice = (await client.chat.completions.create(**asked(max_tokens=max_tokens))).choices[0]
+            assert choice.message.content in (None, "")
+            for call in choice.message.tool_calls or ():
+                lengths.add(len(json.loads(call.function.arguments)["city"]))
+    assert len(lengths) > 1

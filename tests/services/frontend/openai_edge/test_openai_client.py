@@ -148,7 +148,7 @@ async def test_models(folder: Path) -> None:
     assert one.max_model_len == 512
     assert one.ready
     assert missing.value.body == {
-        "message": "The model `other` does not exist.",
+        "message": "The model `other` does not exist; available: tiny.",
         "type": "NotFoundError",
         "param": "model",
         "code": 404,
@@ -176,3 +176,14 @@ async def test_api_key(folder: Path) -> None:
             await client.with_options(api_key="wrong").models.list()
         assert (await frontend.http.get("/health")).status_code == 200
         assert (await frontend.http.get("/v1/models")).status_code == 401
+
+
+async def test_a_message_has_openais_fields_and_can_be_sent_back(folder: Path) -> None:
+    async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
+        said: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+        first = (await frontend.http.post("/v1/chat/completions", json={"messages": said, "max_tokens": 2})).json()
+        message = first["choices"][0]["message"]
+        again = {"messages": [*said, message, *said], "max_tokens": 2}
+        second = await frontend.http.post("/v1/chat/completions", json=again)
+    assert (message["refusal"], message["annotations"]) == (None, [])
+    assert second.status_code == 200

@@ -62,6 +62,71 @@ async def test_text_whole_and_streamed(talking_model: Path) -> None:
     assert without_ids(events[-1].response.output) == without_ids(reply.output)
 
 
+REPEATED = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.25,
+    "max_tool_calls": 3,
+    "safety_identifier": "user-1",
+    "prompt_cache_key": "chat-1",
+}
+
+
+async def test_a_response_repeats_what_was_asked(talking_model: Path) -> None:
+    """Each field that Open Responses requires of the object is there from its first event on."""
+    async with talking(talking_model, "It is sunny.") as (frontend, client, script):
+        plain = (await frontend.http.post("/v1/responses", json=asked())).json()
+        reply = (await frontend.http.post("/v1/responses", json=asked(**REPEATED, service_tier="flex"))).json()
+        cut = (await frontend.http.post("/v1/responses", json=asked(max_output_tokens=1))).json()
+        odd = (await frontend.http.post("/v1/responses", json=asked(prompt_cache_key=5, user="u"))).json()
+        events = [event async for event in await client.responses.create(**asked(stream=True, extra_body=REPEATED))]
+    nothing = {"presence_penalty": 0, "frequency_penalty": 0, "max_tool_calls": None}
+    unsaid = {**nothing, "safety_identifier": None, "prompt_cache_key": None}
+    for response, told in ((plain, unsaid), (reply, REPEATED), (cut, unsaid), (odd, unsaid)):
+        assert {name: response[name] for name in told} == told
+        assert response["service_tier"] == "default"
+    assert (script.submissions[1].sampling.presence_penalty, script.submissions[1].sampling.frequency_penalty) == (
+        0.5,
+        -0.25,
+    )
+    assert plain["completed_at"] >= plain["created_at"]
+    assert (cut["status"], cut["completed_at"]) == ("incomplete", None)
+    first, second, last = (event.response.to_dict() for event in (*events[:2], events[-1]))
+    for response in (first, second):
+        assert response.keys() == last.keys()
+        assert response["completed_at"] is None
+        assert {name: response[name] for name in REPEATED} == REPEATED
+    assert last["completed_at"] >= last["created_at"]
+
+
+async def test_repeated_functions_have_all_of_their_fields(talking_model: Path) -> None:
+    tools = [
+        {"type": "function", "name": "a", "parameters": {"type": "object"}},
+        {"type": "function", "name": "b", "description": "B.", "strict": True},
+        {"type": "function", "name": "c", "strict": None},
+        {"type": "web_search"},
+    ]
+    async with talking(talking_model, "ok") as (frontend, _client, _script):
+        reply = (await frontend.http.post("/v1/responses", json=asked(tools=tools))).json()
+    bare = {"type": "function", "description": None, "parameters": None, "strict": False}
+    assert reply["tools"] == [
+        {**bare, "name": "a", "parameters": {"type": "object"}},
+        {**bare, "name": "b", "description": "B.", "strict": True},
+        {**bare, "name": "c"},
+        {"type": "web_search"},
+    ]
+
+
+async def test_clients_that_probe_for_compaction_read_that_it_is_not_there(talking_model: Path) -> None:
+    async with talking(talking_model, "ok") as (frontend, _client, _script):
+        replies = [
+            await frontend.http.post("/v1/responses/compact", json=body) for body in (asked(), {}, {"input": []})
+        ]
+        got = await frontend.http.get("/v1/responses/compact")
+    assert [reply.status_code for reply in (*replies, got)] == [404] * 4
+    assert "not offered" in replies[0].json()["error"]["message"]
+    assert "'compact' not found" in got.json()["error"]["message"]
+
+
 async def test_reasoning_text_and_calls_in_order(talking_model: Path) -> None:
     async with talking(talking_model, THOUGHT) as (_, client, script):
         reply = await client.responses.create(**asked(tools=TOOLS))
@@ -256,8 +321,18 @@ async def test_turns_of_all_kinds(talking_model: Path) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, 400, "'fly' is not the name"),
         ({"tool_choice": "required"}, 400, "when it is used, tools must be set"),
         ({"background": True, "store": False}, 400, "background cannot go with store=false"),
-        ({"include": ["file_search_call.results"]}, 400, "include: 'file_search_call.results' is not offered"),
+        ({"include": ["everything"]}, 400, "include: 'everything' is not offered"),
         ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
+        (  # llama.cpp's test_compat_oai_responses.py
+            {"text": {"format": {"type": "json_schema", "name": "test"}}},
+            400,
+            "text.format of type json_schema needs schema",
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}}, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            400,
+            "text.format and structured_outputs both constrain the output",
+        ),
         ({"extra_body": {"temprature": 1}}, 400, "Unrecognized request argument supplied: temprature"),
         ({"temperature": 3}, 400, "temperature must be in [0, 2], got 3.0."),
     ],
@@ -348,3 +423,10 @@ async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None
     assert (sampling.min_tokens, sampling.repetition_penalty) == (2, 1.5)
     assert dict(sampling.logit_bias) == {7: -1}
     assert "It is sunny." in sampling.structured_output.structural_tag, "behind the reasoning"
+
+
+async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> None:
+    async with talking(talking_model, THOUGHT) as (_, client, _script):
+        reply = await client.responses.create(**asked(tools=TOOLS, extra_body={"stop": ["Malmö", '"']}))
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert json.loads(reply.output[2].arguments) == {"city": "Malmö 🙂"}

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
@@ -38,7 +39,7 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | Non
     shown = frozenset((*thoughts.tokens, *calls.tokens))
     words = new_text(Sampling(), tokenizer, final_only=False, shown=shown)
     parser = AnswerParser(
-        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, False)),
+        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, False, CallProbe())),
         MarkupReader(lambda scan, writer: calls.read(scan, writer, ToolSchemas())),
         new_id=lambda number, name: f"{name}-{number}",
         most_calls=most_calls,

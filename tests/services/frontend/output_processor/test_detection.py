@@ -20,6 +20,27 @@ TEMPLATES = [
     ("mistral", "none", "{{- '[TOOL_CALLS]' }}"),
     ("mistral", "mistral", "{{- '[TOOL_CALLS]' }}[THINK]"),
     ("llama3_json", "none", '{{- "<|python_tag|>" + tool_call.name + ".call(" }}'),
+    (
+        "llama3_json",  # Llama 3.2 writes no marker in front of calls
+        "none",
+        '\'Respond in the format {"name": name, "parameters": arguments}\' \'{"name": "\' + name + \'", \' + '
+        '\'"parameters": \' + arguments | tojson "<|start_header_id|>ipython<|end_header_id|>"',
+    ),
+    (
+        "none",  # Functionary 3.1
+        "none",
+        "'<|python_tag|>' + code '<function=' + name + '>' + arguments | tojson + '</function>' "
+        "'<|start_header_id|>ipython<|end_header_id|>'",
+    ),
+    (
+        "none",  # MiniMax M3
+        "none",
+        "{% set mark = ']<]minimax[>[' %}{% set begin = mark ~ '<tool_call>' %}<mm:think> "
+        "mark + '<invoke name=\"' + name + '\">'",
+    ),
+    ("none", "none", "'<|open|>' + tag + '<|sep|>' open_tag('call', [('tool', name)]) open_tag('think')"),  # Kimi K3
+    ("none", "deepseek_r1", "'<|im_start|>assistant\\n' + '<think>\\n\\n</think>\\n' xml_tools"),  # SmolLM3
+    ("lfm2", "none", "'List of tools: <|tool_list_start|>[' + tool | tojson + ']<|tool_list_end|>'"),
     ("openai", "openai_gptoss", '"<|start|>assistant<|channel|>analysis<|message|>"'),
     ("minimax_m2", "deepseek_r1", "<minimax:tool_call> <think>"),
     ("minimax_m2", "deepseek_r1", "<minimax:tool_call> <think> <response>{{ result }}</response>"),
@@ -38,7 +59,7 @@ def test_parsers_are_found_by_markup(tools: str, reasoning: str, template: str) 
 
 
 def test_what_is_detected_exists() -> None:
-    assert {name for _, name in detection.TOOLS} <= set(registry.TOOL_PARSERS)
+    assert {name for _, name in detection.TOOLS} <= {*registry.TOOL_PARSERS, detection.NONE}
     assert {name for _, name in detection.REASONING} <= set(registry.REASONING_PARSERS)
 
 

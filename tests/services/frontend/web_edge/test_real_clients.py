@@ -49,5 +49,9 @@ async def test_what_clients_in_browsers_do(described: Path, tmp_path: Path) -> N
     assert len(told) == 6
     for name, one in told.items():
         assert (one["models"], one["text"]) == (["talking"], "It is sunny."), name
-        assert one["unary"] == ["NotFound", "The model `other` does not exist.", ["google.rpc.BadRequest"]], name
+        assert one["unary"] == [
+            "NotFound",
+            "The model `other` does not exist; available: talking.",
+            ["google.rpc.BadRequest"],
+        ], name
         assert one["stream"][0] == "InvalidArgument", name

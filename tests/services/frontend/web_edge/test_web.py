@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from backports import zstd
 from google.rpc import error_details_pb2, status_pb2
 
 from services.frontend.web_edge.framing import frame
@@ -146,7 +149,7 @@ async def test_errors_of_connect_have_a_status_a_word_and_details(frontend: Runn
     stream = await called(frontend, "Generate", "application/connect+json", frame(0, b'{"text": ""}'))
     told = unary.json()
     assert (unary.status_code, told["code"]) == (404, "not_found")
-    assert told["message"] == "The model `other` does not exist."
+    assert told["message"] == "The model `other` does not exist; available: talking."
     violation = error_details_pb2.BadRequest.FromString(base64.b64decode(told["details"][0]["value"] + "=="))
     assert violation.field_violations[0].field == "model"
     [(flags, last)] = frames(stream.content)
@@ -160,9 +163,11 @@ async def test_errors_of_grpc_web_are_trailers_that_hold_any_text(frontend: Runn
     [last] = frames(reply.content)
     told = trailers(last)
     assert (reply.status_code, told["grpc-status"]) == (200, "5")
-    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist."
+    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist; available: talking."
     details = base64.b64decode(told["grpc-status-details-bin"] + "===")
-    assert status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist."
+    assert (
+        status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist; available: talking."
+    )
 
 
 async def test_a_deadline_ends_a_call_that_stands_still(served: tuple[Running, ScriptedScheduler]) -> None:
@@ -201,8 +206,9 @@ async def test_pages_of_the_origins_that_are_set_may_call(frontend: Running) -> 
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "connect-protocol-version"}
     ours = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://page.example"})
     other = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://other.example"})
-    assert (ours.status_code, ours.headers["access-control-allow-origin"]) == (200, "https://page.example")
-    assert other.status_code == 400
+    assert (ours.status_code, ours.headers["access-control-allow-origin"]) == (204, "https://page.example")
+    assert (other.status_code, "access-control-allow-origin" in other.headers) == (204, False)
+    assert ours.headers["allow"] == other.headers["allow"] == "OPTIONS, POST"
     told = await called(frontend, "GetModel", "application/json", b"{}", origin="https://page.example")
     assert "grpc-status" in told.headers["access-control-expose-headers"]
 
@@ -226,7 +232,7 @@ LONG_LIST = json.dumps({"tokenIds": [1] * 9000}).encode()
         ("Generate", CONNECT, b"", "the body is not one message behind its length"),
         ("Generate", CONNECT, frame(0, b"") * 2, "the body is not one message behind its length"),
         ("Generate", CONNECT, frame(0, b"")[:-1] + b"\7", "the body is not one message behind its length"),
-        ("Generate", CONNECT, frame(1, b""), "messages are not packed"),
+        ("Generate", CONNECT, frame(1, b""), "the message is marked as compressed, and connect-content-encoding names"),
         ("Generate", CONNECT, frame(0, b"\xff\xff"), "the message is no quire.inference.v1.GenerateRequest"),
         ("Detokenize", JSON, b"{", "the message is no quire.inference.v1.DetokenizeRequest"),
         ("Detokenize", JSON, b'{"x": 1}', "the message is no quire.inference.v1.DetokenizeRequest"),
@@ -250,12 +256,43 @@ async def test_bodies_that_are_wrong_are_told_so(
     await frontend.until_idle()
 
 
-@pytest.mark.parametrize("headers", [{"content_encoding": "gzip"}, {"grpc_timeout": "5"}, {"connect_timeout_ms": "-1"}])
+async def test_messages_and_bodies_may_be_compressed(frontend: Running) -> None:
+    """By the content encoding of a unary call of Connect, and by the flag of a framed message."""
+    asked = pb.GetModelRequest(model="talking").SerializeToString()
+    for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (zstd.compress, "zstd")):
+        unary = await called(frontend, "GetModel", "application/proto", pack(asked), content_encoding=name)
+        flagged = await called(frontend, "GetModel", WEB, frame(1, pack(asked)), grpc_encoding=name)
+        plain = await called(frontend, "GetModel", WEB, frame(0, asked), grpc_encoding=name)
+        stream = frame(1, pack(ASK.SerializeToString()))
+        streamed = await called(frontend, "Generate", CONNECT, stream, connect_content_encoding=name)
+        assert pb.GetModelResponse.FromString(unary.content).model.name == "talking"
+        for reply in (flagged, plain):
+            assert pb.GetModelResponse.FromString(frames(reply.content)[0][1]).model.name == "talking"
+        assert text_of(frames(streamed.content)[:-1]) == SAID
+    torn = await called(frontend, "GetModel", WEB, frame(1, b"no gzip"), grpc_encoding="gzip")
+    large = await called(frontend, "GetModel", WEB, frame(1, gzip.compress(b" " * (3 << 20))), grpc_encoding="gzip")
+    unknown = await called(frontend, "GetModel", WEB, frame(1, b""), grpc_encoding="snappy")
+    said = [trailers(frames(reply.content)[-1]) for reply in (torn, large, unknown)]
+    assert [one["grpc-status"] for one in said] == ["3", "3", "12"]
+    assert said[0]["grpc-message"].startswith("the body is not gzip")
+    assert said[1]["grpc-message"].startswith("the body has more than 1048576 bytes once it is decoded")
+    assert said[2]["grpc-message"].endswith("may be encoded as gzip, deflate, zstd, identity")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content_encoding": "gzip"},  # though it is not
+        {"content_encoding": "br"},
+        {"grpc_timeout": "5"},
+        {"connect_timeout_ms": "-1"},
+    ],
+)
 async def test_headers_that_are_wrong_are_told_so(frontend: Running, headers: dict[str, str]) -> None:
     reply = await called(frontend, "GetModel", JSON, b"{}", **headers)
     [name] = headers
     assert reply.status_code in (400, 501)
-    assert reply.json()["message"].startswith(name.replace("_", "-"))
+    assert name.replace("_", "-") in reply.json()["message"]
 
 
 async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:

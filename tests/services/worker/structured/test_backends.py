@@ -307,3 +307,39 @@ def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(t
                 assert taken or token_id not in found, (beginning, tokenizer.decode([token_id]))
                 assert not taken or token_id in found or SPACES.match(tokenizer.decode([token_id])), beginning
                 matcher.rollback(taken)
+
+
+def test_any_object_takes_a_part_of_the_time_that_a_process_has(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """A quarter of it: a compiling process has the least share of a busy machine."""
+    monkeypatch.setattr(compile_child, "SECONDS", compile_child.SECONDS / 4)
+    grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0]).compile(pb.StructuredOutput(json_object=True))
+    for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
+        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        assert (matcher.accept(tokens) == len(tokens) and matcher.can_end) == ends
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "wrong"),
+    [
+        ("a|ab", ("a", "ab"), ("", "b", "aba")),
+        ("a?", ("", "a"), ("aa", "b")),
+        (r"\{.*\}", ("{}", "{{}", "{é🙂}"), ("{", "x{}", "")),
+        ("(ab)*", ("", "ab", "abab"), ("a", "ba")),
+        ("[0-9]{2}|x", ("12", "x"), ("1", "123", "xx")),
+    ],
+)
+def test_an_automaton_of_outlines_is_that_of_whole_texts(
+    pattern: str, fits: tuple[str, ...], wrong: tuple[str, ...], tokenizer: Tokenizer
+) -> None:
+    grammar = backend(OUTLINES_CORE).compile(pb.StructuredOutput(regex=pattern))
+    for said in (*fits, *wrong):
+        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        is_whole = matcher.accept(tokens) == len(tokens) and matcher.can_end
+        assert is_whole == (said in fits), said
+    began = grammar.start()
+    first = tokenizer.encode(fits[-1]).ids
+    taken = began.accept(first)
+    began.rollback(taken)
+    assert began.accept(first) == len(first), "as from the beginning"

@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 from services.frontend.output_processor.answer_parser import AnswerParser
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import call_id
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
@@ -30,7 +31,9 @@ CASES = (
 
 def seconds(tools: str, reasoning: str, pieces: list[str]) -> float:
     calls = MarkupReader(partial(_read, tools))
-    thoughts = MarkupReader(lambda s, w: reasoning_format(reasoning).read(s, w, False)) if reasoning else None
+    thoughts = (
+        MarkupReader(lambda s, w: reasoning_format(reasoning).read(s, w, False, CallProbe())) if reasoning else None
+    )
     parser = AnswerParser(thoughts, calls, new_id=call_id, most_calls=None, wants_reasoning=True)
     start = time.perf_counter()
     for piece in pieces:

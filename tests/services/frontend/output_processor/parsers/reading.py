@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
+from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.events import CallStart, Event
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
@@ -34,14 +36,33 @@ def pieces(text: str, cuts: Iterable[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(places)]
 
 
-def calls_in(parser: str, parts: Sequence[str]) -> list[Event]:
+def calls_in(parser: str, parts: Sequence[str], tools: tuple[Tool, ...] = TOOLS) -> list[Event]:
     found = tool_format(parser)
-    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, ToolSchemas(TOOLS))), parts)
+    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, ToolSchemas(tools))), parts)
+
+
+def answer_in(reasoning: str, tools: str, parts: Sequence[str], *, is_open: bool = True) -> list[Part]:
+    """Both parsers, one after the other, as an answer is read."""
+    thoughts, calls, schemas = reasoning_format(reasoning), tool_format(tools), ToolSchemas(TOOLS)
+    probe = CallProbe(calls.read, calls.starts, schemas)
+    parser = AnswerParser(
+        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, is_open, probe)),
+        MarkupReader(lambda scan, writer: calls.read(scan, writer, schemas)),
+        new_id=lambda number, _name: f"call-{number}",
+        most_calls=None,
+        wants_reasoning=True,
+        probe=probe,
+        reasoning_ends=thoughts.ends,
+    )
+    joined: list[Part] = []
+    for part in [part for text in parts for part in parser.push(text)] + parser.finish():
+        add_part(joined, part)
+    return joined
 
 
 def reasoning_in(parser: str, parts: Sequence[str], *, is_open: bool = False) -> list[Event]:
     found = reasoning_format(parser)
-    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, is_open)), parts)
+    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, is_open, CallProbe())), parts)
 
 
 def _read(reader: MarkupReader, parts: Sequence[str]) -> list[Event]:

@@ -70,7 +70,31 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ),
     ("llama3_json", ' {"name": "Bob", "parameters": {"a": 1}}', [' {"name": "Bob", "parameters": {"a": 1}}']),
     ("llama3_json", '{"answer": {"name": "add"}} is JSON', ['{"answer": {"name": "add"}} is JSON']),
-    ("llama3_json", "<|python_tag|>print(1)", ["<|python_tag|>print(1)"]),
+    ("llama3_json", "<|python_tag|>print(1)", ["print(1)"]),
+    (  # as vllm's llama3_json finds the first bracket
+        "llama3_json",
+        'Sure, calling it:\n{"name": "add", "parameters": {"a": 1}}',
+        ["Sure, calling it:", ("add", {"a": 1})],
+    ),
+    (
+        "llama3_json",
+        'A set {1, 2}, an object {"name": "x", "a": {"name": "add", "parameters": {}}}, then\n'
+        '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
+        [
+            'A set {1, 2}, an object {"name": "x", "a": {"name": "add", "parameters": {}}}, then',
+            ("add", {"a": 1}),
+            ("now", {}),
+        ],
+    ),
+    ("llama3_json", 'int main() { return "a{b}"; }', ['int main() { return "a{b}"; }']),
+    ("llama3_json", '{"a": 1} or {"a": "\n', ['{"a": 1} or {"a": "\n']),
+    (  # the built-in tools of Llama 3.1's template
+        "llama3_json",
+        '<|python_tag|>add.call(a=1, b="x")',
+        [("add", {"a": 1, "b": "x"})],
+    ),
+    ("llama3_json", "I look.<|python_tag|>now.call()", ["I look.", ("now", {})]),
+    ("llama3_json", "<|python_tag|>other.call(a=1)", ["other.call(a=1)"]),
     ("llama4_json", '{"name": "now", "parameters": {}}', [("now", {})]),
     ("xlam", '[{"name": "add", "arguments": {"a": 1}}]', [("add", {"a": 1})]),
     ("xlam", '```json\n[{"name": "add", "arguments": {"a": 1}}]\n```', [("add", {"a": 1})]),
@@ -193,7 +217,7 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         '<|start|>assistant<|channel|>––commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
         [("add", {"a": 1})],
     ),
-    ("openai", "<|channel|>final<|message|>Hi", ["<|channel|>final<|message|>Hi"]),
+    ("openai", "<|channel|>final<|message|>Hi", ["Hi"]),
     (
         "gemma4",
         '<|tool_call>call:add{a:1,b:<|"|>{two}, "2"<|"|>,d:[true,{<|"|>k<|"|>:<|"|>v<|"|>}],e:word}<tool_call|>'
@@ -209,41 +233,72 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
 
 # parser, the text, where a call is broken off or wrong: what comes out
 BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
-    ("hermes", '<tool_call>\n{"name": "ad', ['<tool_call>\n{"name": "ad']),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', [("add", '{"a": 1')]),
+    ("hermes", '<tool_call>\n{"name": "ad', []),
+    ("hermes", 'Hm.\n<tool_call>{"name": "add", "arguments": {"a": 1', ["Hm."]),  # which may have been 12
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x', [("add", {"a": 1, "b": "x"})]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "d": [tr', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>!', [("add", {"a": 1}), "!"]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', [("add", {"a": 1}), "}</tool_call>"]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": <b>}}', [("add", '{"a": '), "<b>}}"]),
-    ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['<tool_call>{"name": "", "arguments": {}}']),
-    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}', ['<tool_call>{"name": "now", "arguments": [1]}']),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', [("add", {"a": 1}), "}"]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": <b>}}</tool_call> no',
+        ['{"name": "add", "arguments": {"a": <b>}} no'],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": <b>}}</tool_call> no',
+        [("add", {"a": 1}), "<b>}} no"],
+    ),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['{"name": "", "arguments": {}}']),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}', ['{"name": "now", "arguments": [1]}']),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "now"}', ['{"name": "now", "arguments": "now"}']),
     ("hermes", '<tool_call>what?\n<tool_call>{"name": "now"}', ["<tool_call>what?", ("now", {})]),
     ("hermes", "a < b <tool_call", ["a < b <tool_call"]),
+    ("hermes", "the tag <tool_call>", ["the tag <tool_call>"]),
     ("hermes", "a\n", ["a\n"]),
     ("hermes", "a" + "\n" * 100 + '<tool_call>{"name": "now"}', ["a" + "\n" * 36, ("now", {})]),
-    ("mistral", "[TOOL_CALLS]add and more", ["[TOOL_CALLS]add and more"]),
-    ("qwen3_coder", "<tool_call>\n<function=add", ["<tool_call>\n<function=add"]),
-    ("qwen3_coder", "<function=add><parameter=b>half", [("add", '{"b": "half')]),
+    ("mistral", "[TOOL_CALLS]add and more", ["add and more"]),
+    ("qwen3_coder", "<tool_call>\n<function=add", []),
+    ("qwen3_coder", "<function=add><parameter=b>half", [("add", {"b": "half"})]),
+    ("qwen3_coder", "<function=add><parameter=b>", []),
     ("qwen3_coder", "<function=add><parameter=b>\nx\n</parameter>\n", [("add", {"b": "x"})]),
-    ("qwen3_coder", "<function=add>hello</function>", [("add", {}), "hello</function>"]),
-    ("glm45", "<tool_call>add <b> </tool_call>", ["<tool_call>add <b> </tool_call>"]),
-    ("glm45", "<tool_call>add\n<arg_key>b</arg_key> 5", [("add", {}), "<arg_key>b</arg_key> 5"]),
+    ("qwen3_coder", "<function=add>hello</function>", ["hello"]),
+    ("qwen3_coder", "<tool_call>\n<function=add>hello</function>\n</tool_call>\nyes", ["\nhello\nyes"]),
+    ("glm45", "<tool_call>add <b> </tool_call>", ["add <b>"]),
+    ("glm45", "<tool_call>add\n<arg_key>b</arg_key> 5", [("add", {"b": "5"})]),
     ("kimi_k2", "<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>none", ["<｜tool▁calls▁begin｜>none"]),
-    ("pythonic", "[add(a=b)]", [("add", '{"a": '), "b)]"]),
-    ("pythonic", "[add(1)]", [("add", {}), "1)]"]),
+    (
+        "deepseek_v31",
+        "<｜tool▁call▁begin｜>add<｜tool▁sep｜>{no}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ["add{no}"],
+    ),
+    ("deepseek_v31", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1} so<｜tool▁call▁end｜>', [("add", {"a": 1}), "so"]),
+    ("pythonic", "[add(a=b)]", ["[add(a=b)]"]),
+    ("pythonic", "[add(a=1, b=b)]", [("add", {"a": 1}), "b)]"]),
+    ("pythonic", "[add(1, c=None)]", [("add", {"a": 1, "c": None})]),
+    ("pythonic", "[now(1)]", ["[now(1)]"]),
+    ("pythonic", "[add(b='x", [("add", {"b": "x"})]),
     ("pythonic", "[" * 500, ["[" * 500]),
-    ("pythonic", "[add(a=" + "[" * 500 + ")]", [("add", '{"a": ' + "[" * 65), "[" * 435 + ")]"]),
-    ("gemma4", "<|tool_call>call:add{a:", [("add", '{"a": ')]),
-    ("openai", "<|channel|>commentary to=functions.add", ["<|channel|>commentary to=functions.add"]),
-    ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["<|channel|>" + "word " * 200 + "<|message|>x"]),
+    ("pythonic", "[add(a=" + "[" * 500 + ")]", ["[add(a=" + "[" * 500 + ")]"]),
+    ("gemma4", "<|tool_call>call:add{a:", []),
+    ("gemma4", '<|tool_call>call:add{a:1,b:<|"|>x', [("add", {"a": 1, "b": "x"})]),
+    ("openai", "<|channel|>commentary to=functions.add", []),
+    ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["word " * 199 + "wordx"]),
+    # opencode#1680: a list that is cut off behind a call
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments":',
+        [("add", {"a": 1})],
+    ),
+    ("xlam", '[{"name": "now", "arguments": {}}, {"name": "add", "argum', [("now", {})]),
+    ("jamba", '<tool_calls>[{"name": "now", "arguments": {}}, {"name"', [("now", {})]),
+    ("lfm2", "<|tool_call_start|>[now(), add(", [("now", {})]),
+    ("apertus", '<|tools_prefix|>[{"now": {}}, {"add": {"a"', [("now", {})]),
 )
 
 
 def as_expected(name: str, arguments: str, call_id: str) -> Expected:
-    """Arguments as the values they are, if they are JSON."""
-    try:
-        value: Any = json.loads(arguments)
-    except ValueError:
-        value = arguments
+    value = json.loads(arguments)
     return (name, value, call_id) if call_id else (name, value)

@@ -1,10 +1,12 @@
 """Parsers on texts that are anything but what they should be: made of markup, JSON, code and words in any order.
 
-Whatever the text: no exception, the same result however it is cut, and no word lost or doubled.
+Whatever the text: no exception, the same result however it is cut, arguments that are JSON, and no word lost or
+doubled, but for those of a call that the end cuts off.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 
@@ -70,6 +72,7 @@ def test_tool_parsers_find_the_same_however_the_text_is_cut(file: str) -> None:
         assert calls_in(NAMES[file], pieces(text, cuts)) == whole
         assert calls_in(NAMES[file], list(text)) == whole
         "".join(_texts(whole)).encode()  # raises for what cannot be sent
+        assert all(isinstance(json.loads(event.text), dict) for event in whole if isinstance(event, CallArguments))
 
     check()
 
@@ -84,7 +87,10 @@ def test_tool_parsers_lose_no_word(file: str) -> None:
     def check(fragments: list[str]) -> None:
         numbered = (part.format(f"{i}x") if part in WORDS else part for i, part in enumerate(fragments))
         text = "".join(numbered)
-        assert _words(_texts(calls_in(NAMES[file], [text]))) == _words([text])
+        words, found = _words([text]), _words(_texts(calls_in(NAMES[file], [text])))
+        assert found <= words
+        if file != "openai":  # headers and broken arguments are left out
+            assert words - found == Counter(WORD.findall(text)[found.total() :])  # what was cut off
 
     check()
 

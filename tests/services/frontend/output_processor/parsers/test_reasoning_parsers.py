@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import Content, Event, Reasoning
+from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from tests.services.frontend.output_processor.parsers.reading import pieces, reasoning_in
 
 THINK = "<think>\nIt is\n\nso.\n</think>\n\nYes.\n"
@@ -21,11 +21,6 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
     ("qwen3", "  Yes.", [C("  Yes.")]),
     ("qwen3", "<think>never </thin", [R("never </thin")]),
     ("qwen3", "<thin", [C("<thin")]),
-    (
-        "kimi_k2",
-        "<think>I call<|tool_calls_section_begin|><|tool_call_begin|>",
-        [R("I call"), C("<|tool_calls_section_begin|><|tool_call_begin|>")],
-    ),
     ("hunyuan_a13b", "<think>\nA\n</think>\n<answer>\nYes.\n</answer>", [R("A"), C("Yes.")]),
     ("ernie45", "<think>\nA\n</think>\n\n<response>\nYes.\n</response>\n", [R("A"), C("Yes.")]),
     ("mistral", "[THINK]A[/THINK]Yes.", [R("A"), C("Yes.")]),
@@ -53,13 +48,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "openai_gptoss",
         "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>First.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
-        [
-            R("A"),
-            C(
-                "First.<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
-                '{"a": "<|x|>" }<|call|>'
-            ),
-        ],
+        [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>"}')],
     ),
     # openai/harmony#60: another word behind <|constrain|>
     ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
@@ -70,7 +59,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
         [R("hm"), C("Hi")],
     ),
-    ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel. <|channel|>odd one<|message|>x")]),
+    ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel.\nx")]),
 ]
 
 

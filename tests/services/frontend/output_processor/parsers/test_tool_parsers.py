@@ -8,10 +8,12 @@ import pytest
 
 from services.frontend.output_processor.parsing import registry
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
+from services.frontend.output_processor.parsing.reader import MarkupReader
+from services.frontend.output_processor.parsing.registry import tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.request.request import Tool
 from shared.errors import InvalidArgument
-from tests.services.frontend.output_processor.parsers.reading import calls_in, pieces
+from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, pieces
 from tests.services.frontend.output_processor.parsers.samples import BROKEN, CALLS, Expected, as_expected
 
 
@@ -53,7 +55,10 @@ def test_strings_stream_before_they_end() -> None:
         ("glm45", "<tool_call>add<arg_key>b</arg_key><arg_value>first words"),
         ("gemma4", '<|tool_call>call:add{b:<|"|>first words'),
     ):
-        assert found(calls_in(parser, [text])) == [("add", '{"b": "first words')]
+        reader = MarkupReader(
+            lambda scan, writer, name=parser: tool_format(name).read(scan, writer, ToolSchemas(TOOLS))
+        )
+        assert reader.push(text)[-1] == CallArguments('{"b": "first words')
 
 
 def test_an_unknown_parser_is_told_which_there_are() -> None:

@@ -1,0 +1,38 @@
+"""The secret that each service of a cluster proves: one that is named, or a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.cluster.endpoints import Endpoints
+from shared.errors import InvalidArgument
+from shared.security.secret_file import SecretFile
+from shared.settings import SERVICES
+from shared.settings.base import configured
+
+NAME = "cluster_secret_file"
+
+
+def cluster_secrets(
+    named: str, settings: Mapping[str, Mapping[str, Any]], endpoints: Endpoints, *, is_joining: bool
+) -> dict[str, str]:
+    """Returns by service the file that holds its secret: `named`, else as settings, environment and YAML file say; a
+    service of which they say nothing has that of another, and where they name none at all, there is a new one for all.
+    Raises InvalidArgument for a file that is of no use, and where a cluster is joined and none is named."""
+    given = configured(SERVICES)
+    own = {
+        service: str(settings.get(service, {}).get(NAME) or named or given[service].get(NAME) or "")
+        for service in SERVICES
+    }
+    found = [own[service] for service in ("scheduler", "frontend", "worker") if own[service]]
+    for path in dict.fromkeys(found):
+        SecretFile(path, NAME)
+    if not found and is_joining:
+        raise InvalidArgument(
+            f"{NAME}: is needed to join a cluster, the one that it has: --cluster-secret-file FILE on both "
+            "sides, or QUIRE_WORKER_CLUSTER_SECRET_FILE",
+            field=NAME,
+        )
+    common = found[0] if found else str(endpoints.secret("cluster-secret"))
+    return {service: path or common for service, path in own.items()}

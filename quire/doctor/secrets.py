@@ -1,0 +1,55 @@
+"""Files that hold secrets: whether they can be read, by this user alone, and hold what they should."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+
+from quire.doctor.finding import Finding, ok, told
+from shared.security.secret_file import SecretFile
+from shared.settings import FrontendSettings, Settings
+
+OF_SERVICES = {"cluster_secret_file": "cluster secret", "admin_key_file": "admin key"}
+NONE = {
+    "cluster_secret_file": "none named; `quire up` makes one",
+    "admin_key_file": "none named; services make their own",
+}
+ADVICE = "a file with 32 characters or more that only this user can read (openssl rand -hex 32, chmod 600)"
+
+
+def look(services: Sequence[Settings]) -> Iterator[Finding]:
+    for field, subject in OF_SERVICES.items():
+        named: dict[str, list[str]] = {}
+        for settings in services:
+            if path := getattr(settings, field):
+                named.setdefault(path, []).append(settings.service)
+        if not named:
+            yield ok(subject, NONE[field])
+        for path, owners in named.items():
+            yield from told(subject, functools.partial(_secret, path, field, owners), ADVICE)
+
+
+def _secret(path: str, field: str, owners: list[str]) -> Iterator[Finding]:
+    SecretFile(path, field)
+    yield ok(OF_SERVICES[field], f"{path}, of {', '.join(owners)}")
+
+
+def look_at_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
+    if not settings.api_keys and not settings.api_key:
+        yield ok("API keys", "none: whoever reaches a port may use it")
+    elif settings.api_keys in ("", "redis"):
+        yield ok("API keys", "in Redis" if settings.api_keys else "one, for everybody")
+    else:
+        advice = "a YAML file with a list `keys:` that only its owner and group may open (SECURITY.md)"
+        yield from told("API keys", lambda: _key_file(settings.api_keys), advice)
+
+
+def _key_file(path: str) -> Iterator[Finding]:
+    try:
+        sources = importlib.import_module("services.frontend.access.sources")
+    except ModuleNotFoundError:
+        yield ok("API keys", f"{path}; where a frontend is installed, `quire doctor` reads it")
+        return
+    count = len(sources.KeyFile(path, lambda: None).keys())
+    yield ok("API keys", f"{count} in {path}")

@@ -1,0 +1,229 @@
+"""Encodings of bodies (RFC 9110 8.4): gzip, deflate and zstd, decoded piece by piece within the bounds of a body.
+
+A few bytes can stand for gigabytes, so nothing is decoded ahead: each piece has a bounded size, and every encoding of
+a body that has several stops at the limit, also where the next one makes nothing of what it gets.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from shared.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+FIELD = "content-encoding"
+PLAIN = "identity"
+ALIASES = {"x-gzip": "gzip"}  # RFC 9110 8.4.1.3
+MOST_ENCODINGS = 4  # of one body, one around the other
+MOST_MEMBERS = 4096  # of one encoding: gzip and zstd may be written in several, one after the other
+MAX_RATIO = 500  # decoded bytes for each that was sent; prompts of real text have 3 to 30
+RATIO_FROM_BYTES = 1 << 20  # decoded; what is smaller may be as even as it likes
+PIECE_BYTES = 1 << 18
+SLICE_BYTES = 1 << 16  # of what was sent: streams keep and copy what they have not taken yet
+WINDOW_LOG = 23  # 8 MiB, the most that RFC 9659 lets zstd ask for over HTTP
+GZIP_BITS, ZLIB_BITS, RAW_BITS = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+DEFLATED = 8  # the low half of a zlib stream's first byte
+
+
+class Member(Protocol):
+    """One stream of an encoding, from its header to its checksum."""
+
+    def feed(self, data: bytes, most: int) -> bytes:
+        """Decodes; up to `most` bytes are returned. Raises zlib.error, ZstdError."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was sent after its end."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether feed(b"") would return something."""
+
+
+class _Zlib:
+    """A member of gzip or deflate."""
+
+    def __init__(self, bits: int) -> None:
+        self._stream = zlib.decompressobj(bits)
+        self._is_full = False
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    @property
+    def has_more(self) -> bool:
+        return not self.eof and (self._is_full or bool(self._stream.unconsumed_tail))
+
+    def feed(self, data: bytes, most: int) -> bytes:
+        piece = self._stream.decompress(self._stream.unconsumed_tail + data, most)
+        self._is_full = len(piece) == most
+        return piece
+
+
+class _Deflate:
+    """A zlib stream, as RFC 9110 has it, or one of bare DEFLATE, as some clients send it."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._member: _Zlib | None = None
+
+    @property
+    def eof(self) -> bool:
+        return self._member is not None and self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return b"" if self._member is None else self._member.unused_data
+
+    @property
+    def has_more(self) -> bool:
+        return self._member is not None and self._member.has_more
+
+    def feed(self, data: bytes, most: int) -> bytes:
+        if self._member is None:
+            self._head += data
+            if len(self._head) < 2:
+                return b""
+            is_zlib = self._head[0] & 0x0F == DEFLATED and int.from_bytes(self._head[:2]) % 31 == 0
+            self._member, data = _Zlib(ZLIB_BITS if is_zlib else RAW_BITS), self._head
+        return self._member.feed(data, most)
+
+
+class _Zstd:
+    """A frame of zstd."""
+
+    def __init__(self) -> None:
+        self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._frame.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._frame.unused_data)
+
+    @property
+    def has_more(self) -> bool:
+        return not self._frame.eof and not self._frame.needs_input
+
+    def feed(self, data: bytes, most: int) -> bytes:
+        return bytes(self._frame.decompress(data, most))
+
+
+MEMBERS: dict[str, Callable[[], Member]] = {"gzip": lambda: _Zlib(GZIP_BITS), "deflate": _Deflate, "zstd": _Zstd}
+ACCEPTED = ", ".join((*MEMBERS, PLAIN))
+
+
+def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
+    """Returns the encodings of a body, in the order in which they were applied. `values`: of every header of that
+    name. Raises UnsupportedEncoding."""
+    named = [name.strip().lower() for value in values for name in value.split(",")]
+    found = tuple(ALIASES.get(name, name) for name in named if name and name != PLAIN)
+    for name in found:
+        if name not in MEMBERS:
+            raise UnsupportedEncoding(f"{field} is {name[:64]!r}: bodies may be encoded as {ACCEPTED}", field=field)
+    if len(found) > MOST_ENCODINGS:
+        text = f"{field} names {len(found)} encodings: a body may have {MOST_ENCODINGS}, one around the other"
+        raise UnsupportedEncoding(text, field=field)
+    return found
+
+
+class _Stage:
+    """One encoding of a body."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        self._name = name
+        self._max_bytes = max_bytes
+        self._member: Member | None = None
+        self._num_members = 0
+        self.num_given = 0
+
+    def decode(self, data: bytes, num_sent: int) -> Iterator[bytes]:
+        """The pieces that `data` goes on with. `num_sent`: bytes of the whole body so far, as it was sent. Raises
+        InvalidArgument, BodyTooLarge."""
+        while data or (self._member is not None and self._member.has_more):
+            if self._member is None:
+                self._member = self._next_member()
+            piece = self._fed(self._member, data, num_sent)
+            data = b""
+            if self._member.eof:
+                data, self._member = self._member.unused_data, None
+            if piece:
+                yield piece
+
+    def end(self) -> None:
+        """Raises InvalidArgument where more would have to come."""
+        if self._member is not None or not self._num_members:
+            raise InvalidArgument(f"the body is not whole: it ends within its {self._name}", field=FIELD)
+
+    def _next_member(self) -> Member:
+        self._num_members += 1
+        if self._num_members > MOST_MEMBERS:
+            text = f"the body has more than {MOST_MEMBERS} members of {self._name}: send it as one"
+            raise InvalidArgument(text, field=FIELD)
+        return MEMBERS[self._name]()
+
+    def _fed(self, member: Member, data: bytes, num_sent: int) -> bytes:
+        try:
+            piece = member.feed(data, min(PIECE_BYTES, self._max_bytes + 1))
+        except (zlib.error, zstd.ZstdError) as error:
+            raise InvalidArgument(f"the body is not {self._name}, which {FIELD} names: {error}", field=FIELD) from None
+        self.num_given += len(piece)
+        if self.num_given > self._max_bytes:
+            raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes once it is decoded ({self._name})")
+        if self.num_given > max(RATIO_FROM_BYTES, MAX_RATIO * num_sent):
+            text = f"the body grows to more than {MAX_RATIO} times its size as {self._name}: send it without"
+            raise BodyTooLarge(text)
+        return piece
+
+
+class ContentDecoder:
+    """Decodes one body, whose encodings were applied in the order of `encodings`."""
+
+    def __init__(self, encodings: Sequence[str], max_bytes: int) -> None:
+        """`max_bytes`: of the decoded body, and between two encodings."""
+        self._num_sent = 0
+        self._stages = [_Stage(name, max_bytes) for name in reversed(encodings)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Decoded so far by any of the encodings."""
+        return max(stage.num_given for stage in self._stages)
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """The pieces of the body that `data` goes on with, none longer than `PIECE_BYTES`. Raises InvalidArgument,
+        BodyTooLarge."""
+        for at in range(0, len(data), SLICE_BYTES):
+            part = data[at : at + SLICE_BYTES]
+            self._num_sent += len(part)
+            yield from _through(self._stages, part, self._num_sent)
+
+    def end(self) -> None:
+        """Raises InvalidArgument where more would have to come."""
+        for stage in self._stages:
+            stage.end()
+
+
+def _through(stages: Sequence[_Stage], data: bytes, num_sent: int) -> Iterator[bytes]:
+    if not stages:
+        yield data
+        return
+    for piece in stages[0].decode(data, num_sent):
+        yield from _through(stages[1:], piece, num_sent)

@@ -1,0 +1,33 @@
+const element = (id) => document.getElementById(id);
+
+// The key is that of the console, in this tab alone; it goes with the document's call and with every one that is tried.
+const key = element("key");
+key.value = sessionStorage.getItem("key") ?? "";
+key.addEventListener("change", () => { sessionStorage.setItem("key", key.value); read(); });
+
+const headers = () => (key.value ? { authorization: `Bearer ${key.value}` } : {});
+
+function tell(text) {
+  element("told").textContent = text;
+  element("told").hidden = !text;
+}
+
+async function read() {
+  let answer;
+  try {
+    answer = await fetch("../openapi.json", { headers: headers() });
+  } catch { return tell("The frontend does not answer."); }
+  if (answer.status === 401) {
+    key.focus();
+    return tell(key.value ? "This API key is not known here." : "This cluster has API keys: type yours at the top right.");
+  }
+  if (!answer.ok) return tell(`The frontend answers ${answer.status} ${answer.statusText}.`);
+  if (!window.SwaggerUIBundle) return tell("Trying calls here needs the package fastapi-offline; the document is there without it.");
+  tell("");
+  window.SwaggerUIBundle({
+    spec: await answer.json(),
+    dom_id: "#swagger",
+    requestInterceptor: (request) => { Object.assign(request.headers, headers()); return request; },
+  });
+}
+read();

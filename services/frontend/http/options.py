@@ -1,0 +1,43 @@
+"""Methods that every path answers alike, without a key: OPTIONS says what it has, TRACE is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPTIONS, TRACE = "OPTIONS", "TRACE"
+
+
+class EveryPath:
+    """Answers OPTIONS with 204 and Allow, as preflights want it, and TRACE with 405."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        methods: Callable[[Scope], Sequence[str]],
+        refusal: Callable[[str, HTTPStatus, str], Response],
+    ) -> None:
+        """`methods`: of a call's path; `refusal`: a status as the clients of a path read it."""
+        self._app = app
+        self._methods = methods
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in (OPTIONS, TRACE):
+            await self._app(scope, receive, send)
+            return
+        allowed = ", ".join(sorted({*self._methods(scope), OPTIONS}))
+        if scope["method"] == OPTIONS:
+            response = no_content(allowed)
+        else:
+            detail = f"{TRACE} {scope['path']}: Method Not Allowed"
+            response = self._refusal(scope["path"], HTTPStatus.METHOD_NOT_ALLOWED, detail)
+            response.headers["allow"] = allowed
+        await response(scope, receive, send)
+
+
+def no_content(allowed: str) -> Response:
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": allowed})

@@ -1,0 +1,113 @@
+"""Which pages of browsers may call a frontend: by the host under which they reach it, and by their origin.
+
+A page of any site can let its own name point to 127.0.0.1 (DNS rebinding): to the browser the frontend then is that
+site, whose pages may read every answer. Only the Host header tells, so on loopback and without API keys the names that
+are let in are counted up. Clients that are no browsers send no Origin, and the Host of the address that they dial.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from services.frontend.http.headers import Headers, values_of
+from shared.errors import InvalidArgument, PermissionDenied
+from shared.settings.frontend import FrontendSettings
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+LOCAL_SUFFIX = ".localhost"  # RFC 6761: browsers ask nobody where such a name leads
+PROBES = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # need no key either
+READING = ("GET", "HEAD", "OPTIONS")
+OTHER_SITES = ("cross-site", "same-site")  # as browsers say themselves, where no page can change it
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+MOST_SHOWN = 64  # characters
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRules:
+    """What is asked of a call's Host and Origin."""
+
+    hosts: frozenset[str] | None  # None: any
+    origins: frozenset[str]  # whose pages may call besides the frontend's own
+
+    @classmethod
+    def of(cls, settings: FrontendSettings, *, has_keys: bool) -> PageRules:
+        return cls(_hosts(settings, has_keys=has_keys), frozenset(settings.cors_origins))
+
+    def check(self, method: str, path: str, headers: Headers, http_version: str = "1.1") -> None:
+        """Raises InvalidArgument for what is no HTTP, and PermissionDenied with the setting that would let it in."""
+        hosts = values_of(b"host", headers)
+        if len(hosts) > 1 or (not hosts and http_version != "1.0"):
+            raise InvalidArgument(f"a request has one Host header, this one has {len(hosts)}", field="host")
+        host = hosts[0].strip() if hosts else ""
+        if self.hosts is not None and hosts and path not in PROBES:
+            self._check_host(self.hosts, host_name(host))
+        if method not in READING and ALL not in self.origins:
+            self._check_origin(host, values_of(b"origin", headers), values_of(b"sec-fetch-site", headers))
+
+    def may_read(self, origin: str) -> bool:
+        """Whether CORS lets pages of that origin read answers."""
+        return ALL in self.origins or origin in self.origins
+
+    def _check_host(self, known: Collection[str], name: str) -> None:
+        if name in known or name.endswith(LOCAL_SUFFIX):
+            return
+        shown = name[:MOST_SHOWN]
+        raise PermissionDenied(
+            f"host: {shown!r} is not a name of this server ({', '.join(sorted(known))}), and without API keys other "
+            f"names are refused on loopback: set allowed_hosts (--allowed-hosts {shown}; * for all), or API keys",
+            field="host",
+        )
+
+    def _check_origin(self, host: str, origins: Sequence[str], sites: Sequence[str]) -> None:
+        """Browsers leave `sec-fetch-site` out where they reach a server without TLS that is not on loopback; desktop
+        applications always do, and send the origin of their window."""
+        is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
+        if not is_other or (origins and all(origin in self.origins for origin in origins)):
+            return
+        shown = (origins[0] if origins else "")[:MOST_SHOWN]
+        raise PermissionDenied(
+            f"pages of other origins may not call: cors_origins (--cors-origins) names those that may, and {shown!r} "
+            "is not among them"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is of this machine alone."""
+    if host == LOCAL_NAMES[0]:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(authority: str) -> str:
+    """The name or address in a Host header, in lower case, without port and brackets."""
+    name, _, port = authority.strip().lower().rpartition(":")
+    is_bare_ipv6 = ":" in name and not name.endswith("]")
+    if not name or is_bare_ipv6 or not (port == "" or port.isdigit()):
+        name = authority.strip().lower()
+    return name.strip("[]").removesuffix(".")
+
+
+def _hosts(settings: FrontendSettings, *, has_keys: bool) -> frozenset[str] | None:
+    asked = settings.allowed_hosts
+    if ALL in asked or not (asked or (is_loopback(settings.host) and not has_keys)):
+        return None
+    names = (*LOCAL_NAMES, settings.host, settings.advertise, *asked)
+    return frozenset(host_name(name) for name in names if name)
+
+
+def _is_other_site(origin: str, host: str) -> bool:
+    """Whether the page is a website's and not this server's. Applications have schemes of their own (tauri://localhost),
+    or a name that leads to no website (http://tauri.localhost)."""
+    scheme, _, authority = origin.lower().partition("://")
+    if not authority:  # null: a page without an origin, which may be anybody's
+        return True
+    if scheme not in DEFAULT_PORTS or host_name(authority).endswith(LOCAL_SUFFIX):
+        return False
+    port = DEFAULT_PORTS[scheme]
+    return authority.removesuffix(port) != host.lower().removesuffix(port)

@@ -1,0 +1,90 @@
+"""Fields by which clients of other servers change how tokens are chosen, and that nothing here can do.
+
+To ignore them would change the text without a word: each is refused unless its value asks for nothing. Fields that only
+adjust one of them (mirostat_tau, xtc_threshold) are ignored: without the other they do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+OFF: tuple[Any, ...] = (None, False, 0)
+ONE: tuple[Any, ...] = (None, 1)
+
+# By name: the values with which the sampler does nothing.
+SAMPLERS: Mapping[str, Sequence[Any]] = {
+    "adaptive_target": (None, -1),
+    "banned_strings": NOTHING,
+    "banned_tokens": NOTHING,
+    "ban_eos_token": OFF,
+    "control_vectors": NOTHING,
+    "custom_logit_processor": NOTHING,
+    "do_sample": (None, True),
+    "dry_multiplier": OFF,
+    "dynamic_temperature": OFF,
+    "dynatemp_range": OFF,
+    "ebnf": NOTHING,
+    "encoder_repetition_penalty": ONE,
+    "epsilon_cutoff": OFF,
+    "eta_cutoff": OFF,
+    "grammar": NOTHING,
+    "guidance_scale": ONE,
+    "json_schema": NOTHING,
+    "lora": NOTHING,
+    "lora_path": NOTHING,
+    "mirostat": OFF,
+    "mirostat_mode": OFF,
+    "negative_prompt": NOTHING,
+    "no_repeat_ngram_size": OFF,
+    "num_beams": ONE,
+    "penalty_alpha": OFF,
+    "penalty_range": (None, 0, -1),
+    "regex": NOTHING,
+    "repeat_last_n": (None, -1),
+    "repeat_penalty": ONE,
+    "repetition_decay": OFF,
+    "repetition_penalty_range": (None, 0, -1),
+    "sampler_order": NOTHING,
+    "sampler_priority": NOTHING,
+    "samplers": NOTHING,
+    "skew": OFF,
+    "smoothing_factor": OFF,
+    "stop_regex": NOTHING,
+    "temperature_last": OFF,
+    "tfs": ONE,
+    "tfs_z": ONE,
+    "token_healing": OFF,
+    "top_a": OFF,
+    "typical": ONE,
+    "typical_p": ONE,
+    "xtc_probability": OFF,
+}
+# What does the same here, by the name of the field that does not.
+INSTEAD: Mapping[str, str] = {
+    "ban_eos_token": "ignore_eos",
+    "banned_strings": "bad_words",
+    "banned_tokens": "bad_words",
+    "do_sample": "temperature=0",
+    "ebnf": "structured_outputs.grammar",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "response_format",
+    "lora": "the adapter's name as model",
+    "lora_path": "the adapter's name as model",
+    "num_beams": "use_beam_search and n",
+    "regex": "structured_outputs.regex",
+    "repeat_last_n": "-1, since penalties count the whole text,",
+    "repeat_penalty": "repetition_penalty",
+    "tfs": "top_p or min_p",
+    "tfs_z": "top_p or min_p",
+    "top_a": "min_p",
+    "typical": "top_p or min_p",
+    "typical_p": "top_p or min_p",
+}
+# Adjustments of a sampler that is off.
+ADJUSTMENTS = (
+    "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers",
+    "dynatemp_exponent", "dynatemp_high", "dynatemp_low", "mirostat_eta", "mirostat_tau", "smoothing_curve",
+    "xtc_threshold",
+)  # fmt: skip

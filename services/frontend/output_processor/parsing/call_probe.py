@@ -1,0 +1,71 @@
+"""Tells calls inside of open reasoning from reasoning that only mentions their markup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from services.frontend.output_processor.parsing.events import CallStart
+from services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import EventWriter
+
+ReadCalls = Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
+
+
+class _Decided(Exception):
+    """The text after a marker is a call of an offered tool, or is not."""
+
+    def __init__(self, is_call: bool) -> None:
+        super().__init__()
+        self.is_call = is_call
+
+
+class _DecidingWriter(EventWriter):
+    """Ends the reading at the first thing that a format would write."""
+
+    __slots__ = ("_begin", "_schemas")
+
+    def __init__(self, scan: Scanner, schemas: ToolSchemas) -> None:
+        super().__init__(scan)
+        self._begin = scan.at
+        self._schemas = schemas
+
+    def start(self, name: str, call_id: str = "") -> ArgumentsJson:
+        if name not in self._schemas:
+            raise _Decided(False)
+        return super().start(name, call_id)
+
+    def announce(self, call: CallStart) -> None:
+        raise _Decided(True)
+
+    def content(self, text: str) -> None:
+        raise _Decided(False)
+
+    def no_markup(self) -> None:
+        if self._scan.at > self._begin:
+            raise _Decided(False)
+
+
+class CallProbe:
+    """Reads ahead at markers of calls; one per sample. Without tools there are no markers."""
+
+    def __init__(
+        self, read: ReadCalls | None = None, starts: tuple[str, ...] = (), schemas: ToolSchemas | None = None
+    ) -> None:
+        """`read`, `starts`: of the tool format; `schemas`: the tools on offer."""
+        self._read = read
+        self._schemas = schemas or ToolSchemas()
+        self.starts = starts if read is not None else ()
+        self.has_found = False  # a call has ended the reasoning
+
+    def begins_call(self, scan: Scanner, begin: int) -> Steps[bool]:
+        """Whether the call of an offered tool begins at `begin`; reads as far as that takes and settles nothing."""
+        assert self._read is not None
+        scan.at, settled = begin, scan.settled
+        try:
+            yield from self._read(scan, _DecidingWriter(scan, self._schemas), self._schemas)
+        except _Decided as decided:
+            self.has_found = decided.is_call
+        scan.settled = settled
+        return self.has_found

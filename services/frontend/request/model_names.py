@@ -1,0 +1,16 @@
+"""What a client hears that asks for a model which is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.errors import NotFound
+
+MOST_LISTED = 16
+
+
+def no_model(name: str, model: str, adapters: Iterable[str]) -> NotFound:
+    """`model`: the one that is served; `adapters`: of it."""
+    known = [model, *sorted(set(adapters) - {model})]
+    listed = ", ".join(known[:MOST_LISTED]) + (f" and {len(known) - MOST_LISTED} more" * (len(known) > MOST_LISTED))
+    return NotFound(f"The model `{name}` does not exist; available: {listed}.", field="model")

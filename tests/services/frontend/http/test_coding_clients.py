@@ -1,0 +1,52 @@
+"""Conversations of coding assistants with a model that reasons and calls tools: thoughts and calls go back as sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.frontend.http.unknown_fields import OTHER
+from tests.coding_clients.replay import NAMES, load, replay
+from tests.services.frontend.talking import talking, talking_folder
+
+CALLS = {"claude_code": "Bash", "codex": "shell", "opencode": "bash", "cline": "read_file"}
+
+
+def says(name: str) -> str:
+    """What the model writes: reasoning, text, and a call where the client has offered tools."""
+    call = f'<tool_call>\n{{"name": "{CALLS[name]}", "arguments": {{"command": ["ls"]}}}}\n</tool_call>'
+    return f"<think>\nI look.\n</think>\n\nLet me see.\n{call}\n{call}"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_reasoning_and_calls_come_in_order_and_go_back(talking_model: Path, name: str) -> None:
+    def said(prompt: str) -> str:
+        has_tools = f'"name": "{CALLS[name]}"' in prompt.partition("<|im_end|>")[0]
+        return says(name) if has_tools else "<think>\nI look.\n</think>\n\nDone."
+
+    async with talking(talking_model, said, max_model_len=32768) as (frontend, _, script):
+        frontend.keep_in_step(script)
+        limit = "max_output_tokens" if name == "codex" else "max_tokens"
+        answers = await replay(name, frontend.http, model="talking", **{limit: 400})
+        metrics = await frontend.metrics()
+    assert {answered.reasoning for answered in answers} <= {"", "I look."}
+    assert any(answered.reasoning for answered in answers)
+    assert {answered.text for answered in answers} <= {"Done.", "Let me see.", "Let me see.\n"}
+    num_calls = max(len(answered.calls) for answered in answers)
+    assert num_calls == (1 if name in ("cline", "codex") else 2), "one where the client wants none beside another"
+    assert metrics.get(f"quire_unknown_request_fields_total{{field={OTHER}}}", 0) <= 2 * len(load(name)["turns"])
+
+
+def test_each_conversation_says_where_its_form_is_from() -> None:
+    assert {"aider", "claude_code", "cline", "codex", "opencode"} == set(NAMES)
+    for name in NAMES:
+        session = load(name)
+        assert "Forms: " in session["about"]
+        assert len(session["turns"]) >= 4
+        assert all("about" in turn for turn in session["turns"])

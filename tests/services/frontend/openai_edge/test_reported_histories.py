@@ -1,0 +1,208 @@
+"""Histories that coding assistants sent to other servers, and that broke their conversations there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import ASK, CALL, WEATHER, talking, talking_folder
+
+SHELL: dict[str, Any] = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}}
+HI: dict[str, Any] = {"type": "message", "role": "user", "content": "hi"}
+CALLED: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "shell", "arguments": "{}"}
+GIVEN: dict[str, Any] = {"type": "function_call_output", "call_id": "c"}
+
+
+def user(text: str) -> str:
+    return f"<|im_start|>user\n{text}<|im_end|>\n"
+
+
+def assistant(text: str) -> str:
+    return f"<|im_start|>assistant\n{text}<|im_end|>\n"
+
+
+def tool(text: str) -> str:
+    return f"<|im_start|>tool\n{text}<|im_end|>\n"
+
+
+def called(name: str, arguments: Any) -> str:
+    return assistant(f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>")
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
+    async with talking(folder, "ok") as (frontend, _, script):
+        answer = await frontend.http.post(path, json={"model": "talking", **body})
+        assert answer.status_code == 200, answer.text
+        return prompt_text(folder, prompt_of(script.submissions[0])).removesuffix("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("items", "shown"),
+    [
+        # vllm#45273: an assistant's message without parts or content, arguments that are two objects
+        ([HI, {"type": "message", "role": "assistant", "content": []}, HI], user("hi") + assistant("") + user("hi")),
+        ([HI, {"type": "message", "role": "assistant", "content": None}, HI], user("hi") + assistant("") + user("hi")),
+        ([HI, {"role": "assistant"}, HI], user("hi") + assistant("") + user("hi")),
+        (
+            [{**CALLED, "arguments": '{"a":1}{"b":2}'}],
+            called("shell", {"INVALID_JSON": '{"a":1}{"b":2}'}),
+        ),
+        ([{**CALLED, "arguments": {"command": ["ls"]}}], called("shell", {"command": ["ls"]})),
+        ([{"type": None, "role": "user", "content": "hi"}], user("hi")),
+        # llama.cpp#23465: outputs of tools in parts of any text type, as an object of older Codex, and none
+        (
+            [CALLED, {**GIVEN, "output": [{"type": "output_text", "text": "x"}]}],
+            called("shell", {}) + tool("x"),
+        ),
+        (
+            [CALLED, {**GIVEN, "output": {"content": "é", "success": True}}],
+            called("shell", {}) + tool('{"content": "é", "success": true}'),
+        ),
+        ([CALLED, {**GIVEN, "output": None}], called("shell", {}) + tool("")),
+        # openai/codex#6945: a search whose action no published type covers
+        ([{"type": "web_search_call", "status": "completed", "action": {"type": "other"}}, HI], user("hi")),
+        # coder/coder#28656, openai/codex protocol: messages of other agents, settings in the middle
+        (
+            [
+                {
+                    "type": "agent_message",
+                    "author": "planner",
+                    "recipient": "root",
+                    "content": [{"type": "input_text", "text": "Done."}, {"type": "encrypted_content", "data": "gA"}],
+                },
+                {"type": "configuration_update", "model": "x"},
+            ],
+            user("Message from planner:\nDone."),
+        ),
+        # tools of OpenAI's that clients run
+        (
+            [
+                {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
+                {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": ""}]},
+            ],
+            called("shell", {"commands": ["ls"]}) + tool('[{"stdout": "a", "stderr": ""}]'),
+        ),
+        (
+            [
+                {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+                {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "ok"},
+            ],
+            called("apply_patch", {"type": "delete_file", "path": "a"}) + tool("ok"),
+        ),
+        ([{"role": "assistant", "content": [{"type": "summary_text", "text": "So."}]}], assistant("So.")),
+    ],
+)
+async def test_items_of_responses(talking_model: Path, items: list[dict[str, Any]], shown: str) -> None:
+    assert await prompt(talking_model, "/v1/responses", {"input": items}) == shown
+
+
+async def test_tools_that_an_item_adds_are_offered_and_called(talking_model: Path) -> None:
+    space = {"type": "namespace", "name": "mcp__fs", "tools": [{"type": "function", "name": "get_weather"}]}
+    says = CALL.replace("get_weather", "mcp__fs__get_weather")
+    async with talking(talking_model, says) as (frontend, _, script):
+        items = [{"type": "additional_tools", "role": "developer", "tools": [SHELL, space]}, HI]
+        answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": items})
+        assert answer.status_code == 200, answer.text
+        shown = prompt_text(talking_model, prompt_of(script.submissions[0]))
+    assert '"name": "shell"' in shown
+    (item,) = answer.json()["output"]
+    assert (item["namespace"], item["name"]) == ("mcp__fs", "get_weather")
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ({"type": "compaction_trigger"}, "'compaction_trigger' are not offered by this server; ask for a summary"),
+        ({"type": "item_reference", "id": "rs_1"}, "'item_reference' are not offered by this server; send the item"),
+        ({"type": "additional_tools"}, "additional_tools needs a list of tools"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]},
+            "parts of type 'input_image' are not offered by this server: models are given text only, not pictures",
+        ),
+        (
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}],
+            },
+            "input[0].output: parts of type 'input_image' are not offered",
+        ),
+    ],
+)
+async def test_items_that_cannot_be_read_are_named(talking_model: Path, item: dict[str, Any], told: str) -> None:
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": [item]})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+async def test_what_is_included_of_tools_that_do_not_run_is_nothing(talking_model: Path) -> None:
+    """The Agents SDK asks for results of each tool that it knows."""
+    named = ["file_search_call.results", "web_search_call.results", "code_interpreter_call.outputs"]
+    assert await prompt(talking_model, "/v1/responses", {"input": "hi", "include": named}) == user("hi")
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        # autogen#5814: an empty list of calls
+        ([*ASK, {"role": "assistant", "content": "x", "tool_calls": []}, *ASK], assistant("x")),
+        # calls as they were before tools: they were lost without a word
+        (
+            [
+                *ASK,
+                {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+                {"role": "function", "name": "now", "content": "5"},
+            ],
+            called("now", {}) + tool("5"),
+        ),
+    ],
+)
+async def test_messages_of_chats(talking_model: Path, messages: list[dict[str, Any]], shown: str) -> None:
+    assert shown in await prompt(talking_model, "/v1/chat/completions", {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "I look."}], "closed": True},  # Mistral's clients
+        {"type": "thinking", "thinking": "I look.", "signature": "x"},
+        {"type": "reasoning", "text": "I look."},
+    ],
+)
+async def test_reasoning_among_the_parts_is_reasoning(tmp_path: Path, part: dict[str, Any]) -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content or '' }}|{{ m.content }};{% endfor %}"
+    folder = talking_folder(tmp_path / "talking", template)
+    messages = [*ASK, {"role": "assistant", "content": [part, {"type": "text", "text": "Yes."}]}, *ASK]
+    assert "assistant:I look.|Yes.;" in await prompt(folder, "/v1/chat/completions", {"messages": messages})
+
+
+async def test_deltas_of_a_call_name_it_once_and_count_from_zero(talking_model: Path) -> None:
+    """opencode#37841, sglang#35542, vllm#18412, pipecat#4987: ids that come again as null or "", first call as 1."""
+    says = f"<think>\nI look.\n</think>\n\nSo.\n{CALL}\n{CALL}"
+    async with talking(talking_model, says) as (frontend, _, script):
+        frontend.keep_in_step(script)
+        body = {"model": "talking", "messages": ASK, "tools": [WEATHER], "stream": True}
+        async with frontend.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            lines = [line[6:] async for line in reply.aiter_lines() if line.startswith("data: {")]
+    pieces = [
+        piece
+        for line in lines
+        for choice in json.loads(line)["choices"]
+        for piece in choice["delta"].get("tool_calls") or ()
+    ]
+    named = [piece for piece in pieces if "id" in piece]
+    assert [(piece["index"], piece["function"]["name"]) for piece in named] == [(0, "get_weather"), (1, "get_weather")]
+    assert all(piece["id"] for piece in named)
+    assert all("name" not in piece["function"] for piece in pieces if "id" not in piece)
+    assert len(pieces) > 4

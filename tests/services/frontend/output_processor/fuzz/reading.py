@@ -1,0 +1,119 @@
+"""Answers read as a frontend reads them, and what has to hold for whatever comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from tokenizers import AddedToken
+
+from services.frontend.input_processor.processor import PreparedPrompt
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
+from services.frontend.output_processor.parsing import registry
+from services.frontend.output_processor.parsing.events import Content, Reasoning
+from services.frontend.request.request import ChatPrompt, Request, Sampling, ToolUse
+from services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from services.frontend.scheduler_client.sequence import Work
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.pb.common.v1 import sampling_pb2
+from tests.services.frontend.output_processor.fuzz.conversations import TOOLS, Answer
+from tests.services.frontend.output_processor.fuzz.mutations import mutated
+from tests.services.frontend.output_processor.fuzz.spellings import Family
+from tests.services.frontend.output_processor.parsers.reading import pieces
+from tests.services.frontend.talking import TEMPLATE
+from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
+
+NO_PROMPT = PreparedPrompt(
+    Work("r", b"", 0, PromptHashes(b"", b""), sampling_pb2.SamplingParams(), b"", b"", 0, "", 0.0, None)
+)
+
+
+class Failure(NamedTuple):
+    """A text and what does not hold for it."""
+
+    rule: str
+    text: str
+    found: str
+
+
+class FamilyReader:
+    """One family's parsers, as settings choose them."""
+
+    def __init__(self, family: Family, tokenizer: Tokenizer) -> None:
+        self._formats = AnswerFormats(family.tools, family.reasoning or "none", tokenizer)
+        thoughts = registry.reasoning_format(family.reasoning) if family.reasoning else None
+        begun = thoughts.starts[0] if thoughts is not None and family.is_open else ""
+        prompt = ChatPrompt([{"role": "assistant", "content": begun}], continue_last=True)
+        self._request = Request("r", "", (prompt,), Sampling(), 0.0, parse_answer=True, tool_use=ToolUse(TOOLS))
+        markup = registry.tool_format(family.tools).tokens + family.markup
+        self._markup = tuple(dict.fromkeys((*markup, *(thoughts.tokens if thoughts is not None else ()))))
+
+    def read(self, parts: Sequence[str]) -> list[Part]:
+        """Joined, as a client joins them."""
+        parsers = self._formats.parsers(self._request, [NO_PROMPT])
+        assert parsers is not None
+        found: list[Part] = []
+        for part in [part for text in parts for part in parsers[0].push(text)] + parsers[0].finish():
+            add_part(found, part._replace(id="some" if part.name else "") if isinstance(part, CallPiece) else part)
+        return found
+
+    def failure(self, text: str, random: Random) -> Failure | None:
+        """The first rule that does not hold for the text."""
+        try:
+            whole = self.read([text])
+            cuts = [random.randrange(len(text) + 1) for _ in range(random.randrange(1, 8))]
+            others = [self.read(list(text)), self.read(pieces(text, cuts))]
+        except Exception as error:  # whatever it is, it is what the fuzz looks for
+            return Failure("no exception", text, repr(error))
+        if any(other != whole for other in others):
+            return Failure("the same however it is cut", text, f"{whole}\n{others}")
+        return next((Failure(rule, text, str(whole)) for part in whole if (rule := self._broken_rule(part))), None)
+
+    def _broken_rule(self, part: Part) -> str:
+        if isinstance(part, CallPiece):
+            if part.name not in {tool.name for tool in TOOLS}:
+                return "calls are of offered tools"
+            return "" if _is_object(part.arguments) else "arguments are valid JSON"
+        if isinstance(part, Content) and any(marker in part.text for marker in self._markup):
+            return "no markup in content"
+        return ""
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def failures(family: Family, tokenizer: Tokenizer, answers: Sequence[Answer], seeds: range) -> list[Failure]:
+    """Of mutated answers, one for each seed."""
+    reader = FamilyReader(family, tokenizer)
+    found = []
+    for seed in seeds:
+        random = Random(seed)
+        failure = reader.failure(mutated(family.write(random.choice(answers)), random), random)
+        if failure is not None:
+            found.append(failure)
+    return found
+
+
+def expected(answer: Answer, family: Family) -> list[Part]:
+    """The parts of an answer without a fault, but for the calls' arguments and white space."""
+    thoughts = [Reasoning(answer.reasoning.strip())] if family.reasoning and answer.reasoning else []
+    has_text = answer.text and not (answer.calls and family.calls_alone)
+    text = [Content(answer.text.strip())] if has_text else []
+    return [*thoughts, *text, *(CallPiece(i, "some", call.name, "") for i, call in enumerate(answer.calls))]
+
+
+def marked_tokenizer(folder: Path) -> Tokenizer:
+    """One that has all markup as special tokens which families' tokenizers have as such."""
+    tables = ((registry.TOOL_PARSERS, registry.tool_format), (registry.REASONING_PARSERS, registry.reasoning_format))
+    tokens = {token for table, load in tables for name in table for token in load(name).tokens}
+    made = byte_level_tokenizer()
+    made.add_special_tokens([AddedToken(text, special=True) for text in sorted(tokens)])
+    return Tokenizer(write_folder(folder, tokenizer=made, chat_template=TEMPLATE), threads=1)
