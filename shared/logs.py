@@ -10,12 +10,15 @@ import sys
 import threading
 import time
 from collections import deque
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
 MOST_LINES = 10_000  # that wait to be written
 GATHER_S = 0.02  # lines of so long are written together
+MOST_OWN_CHARACTERS = 200
+NO_ROOM = "nobody reads them fast enough, or there was no room"
 LAST_LINES_S = 1.0
 PLAIN = re.compile(r"[\w\-.,:;/@+*<>()\[\]{}'!?%&#|~^$]*")
 AS_JSON = json.JSONEncoder(default=str).encode
@@ -107,6 +110,7 @@ class _Writer(logging.Handler):
         self._stream = stream
         self._lines: deque[str] = deque()
         self._num_lost = 0
+        self._failure = ""  # of the last attempt to write
         self._is_torn = False  # the last line
         self._has_news = threading.Event()
         self._is_idle = threading.Event()
@@ -121,8 +125,10 @@ class _Writer(logging.Handler):
             return
         try:
             self._lines.append(self.format(record))
-        except Exception:
-            self.handleError(record)
+        except Exception as error:
+            self._lines.append(
+                self._own("a line of the log cannot be written", template=record.msg, reason=repr(error))
+            )
         if not self._has_news.is_set():
             self._is_idle.clear()
             self._has_news.set()
@@ -142,7 +148,10 @@ class _Writer(logging.Handler):
             self._has_news.wait()
             time.sleep(self._gather_s)
             self._has_news.clear()
-            self._write()
+            try:
+                self._write()
+            except Exception as error:  # whatever it is, later lines are written
+                self._failure = repr(error)
             if not self._lines:
                 self._is_idle.set()
 
@@ -151,15 +160,23 @@ class _Writer(logging.Handler):
         lost, self._num_lost = self._num_lost, 0
         num_lines = len(lines)
         if lost:
-            lines.append(f"{lost} lines of the log were left out: nobody reads them fast enough, or there was no room")
+            lines.append(self._own(f"{lost} lines of the log were left out", reason=self._failure or NO_ROOM))
         if not lines:
             return
         text = "\n".join(lines) + "\n"
+        self._num_lost += num_lines + lost  # until they are written
         num_written, num_left = _put(self._stream, f"\n{text}" if self._is_torn else text)
-        if num_left:
-            self._num_lost += num_lines + lost
+        if not num_left:
+            self._num_lost -= num_lines + lost
+            self._failure = ""
         if num_written:
             self._is_torn = num_left > 0
+
+    def _own(self, message: str, **values: Any) -> str:
+        """Returns a line of the log about itself."""
+        entry = {"name": "quire.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+        shown = {name: str(value)[:MOST_OWN_CHARACTERS] for name, value in values.items()}
+        return self.format(logging.makeLogRecord({**entry, "values": shown}))
 
 
 def _put(stream: TextIO, text: str) -> tuple[int, int]:
@@ -203,6 +220,12 @@ def as_json(service: str, message: str, level: str = "info", **values: Any) -> s
     return AS_JSON({**head, **values})
 
 
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Writes what ends this process as a line of the log."""
+    logging.getLogger("quire.fault").critical("uncaught", exc_info=(kind, error, trace))
+    flush()
+
+
 def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
     """Sends the logs of this process to stderr; `service` names it in every line."""
     handler = _Writer(sys.stderr)
@@ -212,6 +235,9 @@ def configure(service: str, level: str = "info", style: LogFormat = "text") -> N
     for writer in before:
         if isinstance(writer, _Writer):
             writer.close()
+    if style == "json":  # else Python writes lines of text between
+        logging.captureWarnings(True)
+        sys.excepthook = _on_uncaught
     root.setLevel(level.upper())
     logging.getLogger("quire").setLevel(level.upper())
     for noisy in ("asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "grpc"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -47,6 +48,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     standard_streams.hold()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes plain lines into the log, one for a bad client
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from quire.cluster.options import RedisSpec, Spec
+from quire.cluster.options import RedisSpec, ServiceSpec, Spec
 from quire.cluster.restarts import Restarts
+from shared import logs
 from shared.process import allocator
 from shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
@@ -42,6 +43,7 @@ class ServiceProcess:
         self.addresses: dict[str, str] = {}
         self.ready = threading.Event()
         self.restarts = 0
+        self._is_json = isinstance(spec, ServiceSpec) and spec.flags.get("log_format") == "json"
         self._report = report
         self._log = log
         self._process: subprocess.Popen[str] | None = None
@@ -161,7 +163,13 @@ class ServiceProcess:
                 if line.strip():
                     last.append(line.strip()[:MOST_LINE_CHARACTERS])
                 with contextlib.suppress(OSError, ValueError):  # no room, or closed by its owner
-                    _write(STDERR if self._log is None else self._log.fileno(), line)
+                    _write(STDERR if self._log is None else self._log.fileno(), self._as_logged(line))
+
+    def _as_logged(self, line: str) -> str:
+        """Returns a line of a traceback or of a library as JSON where the log is JSON."""
+        if not self._is_json or not line.strip() or is_object(line):
+            return line
+        return logs.as_json(self.spec.id, line.rstrip("\n"), level="warning", logger="stderr") + "\n"
 
     def _await_socket(self, process: subprocess.Popen[str]) -> None:
         """Redis announces nothing: it is ready when it can be reached."""
@@ -173,6 +181,15 @@ class ServiceProcess:
                     self.ready.set()
                     return
             time.sleep(0.02)
+
+
+def is_object(line: str) -> bool:
+    """Whether a line is one of a JSON log."""
+    if not line.startswith("{"):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), dict)
+    return False
 
 
 def _write(descriptor: int, line: str) -> None:

@@ -42,7 +42,7 @@ class Kind(NamedTuple, Generic[Entry]):
     """Kind of entry: its set of ids, the key of each, and how its value is read."""
 
     name: str
-    index: str
+    ids: str
     key: Callable[[str], str]
     read: Callable[[str, bytes], Entry]
 
@@ -116,7 +116,7 @@ def _is_there(held: Sequence[int], count: int, group: int, block: int) -> bool:
 async def _entries(redis: Any, kind: Kind[Entry], malformed: MalformedEntries) -> list[Entry]:
     """Members of a registry set whose own key is still there."""
     names: list[tuple[str, bytes]] = []
-    for data in sorted(await redis.smembers(kind.index)):
+    for data in sorted(await redis.smembers(kind.ids)):
         try:
             names.append((name_of(data), data))
         except ValueError as error:

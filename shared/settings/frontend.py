@@ -41,7 +41,12 @@ class FrontendSettings(Settings):
     )
     redis_password_file: str = Field("", description="file with the password of Redis; empty: as in the URL")
     redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
-    max_inflight_requests: int = Field(1024, ge=1, description="requests being worked on; more are refused (429)")
+    max_inflight_requests: int = Field(
+        1024,
+        ge=1,
+        description="requests being worked on; more are refused (429); with keys of several tenants "
+        "an eighth is kept for tenants that have few",
+    )
     max_queued_tokens: int = Field(
         4_000_000, ge=1, description="prompt and output tokens promised to requests in flight; more are refused (429)"
     )

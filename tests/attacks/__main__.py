@@ -8,11 +8,14 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 from quire.cluster import Cluster, ClusterOptions
 from tests.attacks import holds
-from tests.attacks.calls import Post, Target
+from tests.attacks.calls import ATTACKER, BYSTANDER, Post, Target
 from tests.attacks.measure import HEADER, Outcome, measure
 from tests.attacks.table import ATTACKS
 
@@ -21,6 +24,7 @@ HOLDS_HEADER = """\
 |---|---|---|---|---|"""
 
 
+TENANTS = {"attacker": ATTACKER, "bystander": BYSTANDER}
 NUM_BLOCKS = 4000
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 4000
@@ -41,14 +45,27 @@ def measured(name: str, where: Target, pids: list[int], times: int) -> Outcome:
     return sorted(outcomes, key=lambda outcome: outcome.later)[times // 2]
 
 
+def _cluster(folder: str, log: IO[str]) -> Cluster:
+    """With keys of two tenants, who share it fairly."""
+    keys = Path(folder, "keys.yaml")
+    entries = [{"name": tenant, "tenant": tenant, "key": key} for tenant, key in TENANTS.items()]
+    keys.write_text(json.dumps({"keys": entries}))
+    keys.chmod(0o600)
+    settings = {
+        "frontend": {"api_keys": str(keys)},
+        "scheduler": {"scheduling_policy": "fair"},
+        "worker": {"num_blocks": NUM_BLOCKS, "threads": 1},
+    }
+    return Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings), log=log)
+
+
 @contextlib.contextmanager
 def target(http: str | None, grpc: str | None, pids: list[int]) -> Iterator[tuple[Target, list[int]]]:
     """Of what the command line names, else of a cluster with the bundled model."""
     if http is not None:
         yield Target(http, grpc or ""), pids
         return
-    options = ClusterOptions(http_port=0, grpc_port=0, settings={"worker": {"num_blocks": NUM_BLOCKS, "threads": 1}})
-    with open(os.devnull, "w") as log, Cluster(options, log=log) as cluster:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as log, _cluster(folder, log) as cluster:
         asyncio.run(fill(cluster.http_address))
         yield Target(cluster.http_address, cluster.grpc_address), [process.pid for process in cluster.processes]
 

@@ -7,6 +7,8 @@ import json
 import time
 from dataclasses import dataclass, field
 
+from tests.attacks.calls import BYSTANDER
+
 PAUSE_S = 0.02
 STREAM_TOKENS = 400
 SHORT = {"prompt": "Hello, how are you?", "max_tokens": 2, "stream": True, "temperature": 0}
@@ -77,6 +79,7 @@ class Bystander:
             content = json.dumps(body).encode()
             head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             head += "content-type: application/json\r\n"
+            head += f"authorization: Bearer {BYSTANDER}\r\n"
             writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             status = (await reader.readline()).split()[1].decode()
             arrivals: list[float] = []

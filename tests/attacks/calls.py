@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 LONGEST_S = 60.0
+ATTACKER, BYSTANDER = "sk-attacker-0123456789", "sk-bystander-0123456789"  # keys of two tenants
+SHOWN = f"authorization: Bearer {ATTACKER}\r\n"
 UNBOUNDED = [("grpc.max_send_message_length", -1)]
 
 
@@ -31,6 +33,7 @@ class Post:
     leaves_after_s: float | None = None
     content_type: str = "application/json"
     json_bytes: int | None = None  # of the body, where tensors follow
+    encoding: str = ""  # of the body
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +68,9 @@ class Post:
         head += f"content-type: {self.content_type}\r\n"
         if self.json_bytes is not None:
             head += f"inference-header-content-length: {self.json_bytes}\r\n"
-        writer.write(head.encode() + length + b"\r\n\r\n")
+        if self.encoding:
+            head += f"content-encoding: {self.encoding}\r\n"
+        writer.write((head + SHOWN).encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
@@ -90,13 +95,14 @@ class Rpc:
     async def send(self, target: Target) -> str:
         """Its status."""
         path = f"/{self.service}/{self.method}"
+        shown = (("authorization", f"Bearer {ATTACKER}"),)
         async with grpc.aio.insecure_channel(target.grpc, options=UNBOUNDED) as channel:
             try:
                 if self.streams:
-                    async for _ in channel.unary_stream(path)(self.message, timeout=LONGEST_S):
+                    async for _ in channel.unary_stream(path)(self.message, timeout=LONGEST_S, metadata=shown):
                         pass
                 else:
-                    await channel.unary_unary(path)(self.message, timeout=LONGEST_S)
+                    await channel.unary_unary(path)(self.message, timeout=LONGEST_S, metadata=shown)
             except grpc.aio.AioRpcError as error:
                 return str(error.code().name)
             return "OK"

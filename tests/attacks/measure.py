@@ -37,6 +37,8 @@ class Outcome:
 
     def row(self) -> str:
         statuses = ", ".join(s if count == 1 else f"{count} x {s}" for s, count in sorted(self.statuses.items()))
+        if self.attacked.refused:
+            statuses += f" (others refused: {len(self.attacked.refused)})"
         first = " / ".join(f"{self.attacked.at(share) * 1e3:.0f}" for share in (0.5, 0.99, 1))
         calm = " / ".join(f"{self.calm.at(share) * 1e3:.0f}" for share in (0.5, 0.99, 1))
         gaps = f"{self.calm.longest_gap * 1e3:.0f} → {self.attacked.longest_gap * 1e3:.0f}"

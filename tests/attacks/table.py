@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -69,6 +70,10 @@ def ambiguous() -> list[Call]:
     ]
 
 
+def encoded(encoding: str, body: bytes, copies: int) -> list[Call]:
+    return [Post("/v1/completions", body, encoding=encoding)] * copies
+
+
 def nested(levels: int) -> bytes:
     return b'{"prompt":"a","x":' + b'{"a":' * levels + b"1" + b"}" * levels + b"}"
 
@@ -86,6 +91,7 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "prompt: 260,000 token ids, 4 at once": lambda: complete(4, prompt=[7] * 260_000),
     "prompt: 3,000,000 token ids": lambda: complete(prompt=[7] * 3_000_000),
     "prompt: 1,024 in a call": lambda: complete(prompt=["a"] * 1024),
+    "prompt: 1,024 in a call of 40 tokens": lambda: complete(prompt=["a"] * 1024, max_tokens=40, ignore_eos=True),
     "prompt: 200,000 in a call": lambda: complete(prompt=["a"] * 200_000),
     "n: 1,024 samples, 4 at once": lambda: complete(4, n=1024, temperature=1),
     "messages: 250,000": lambda: chat(messages=[MESSAGE] * 250_000),
@@ -119,6 +125,14 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "grammar: ambiguous, 16 at once": ambiguous,
     "schema: 16 MB": lambda: complete(structured_outputs={"json": {"description": words(15 * MB)}}),
     "JSON: 100,000 deep": lambda: raw("/v1/completions", nested(100_000)),
+    "encoded: gzip of 64 MB of spaces, 16 at once": lambda: encoded("gzip", gzip.compress(b" " * (64 * MB)), 16),
+    "encoded: gzip in gzip of 1,000 MB, 16 at once": lambda: encoded(
+        "gzip, gzip", gzip.compress(gzip.compress(b" " * (1000 * MB), 1)), 16
+    ),
+    "encoded: 200,000 empty members of gzip, 16 at once": lambda: encoded("gzip", gzip.compress(b"") * 200_000, 16),
+    "encoded: 15 MB of words, 4 at once": lambda: encoded(
+        "gzip", gzip.compress(json.dumps({"prompt": words(15 * MB)}).encode(), 1), 4
+    ),
     "JSON: 16 MiB of [": lambda: raw("/v1/completions", b"[" * (16 * MIB - 1)),
     "JSON: 16 MiB of [],": lambda: raw("/v1/completions", b"[" + b"[]," * (5 * MIB) + b"1]"),
     "JSON: 16 MiB of escapes": lambda: raw(

@@ -33,6 +33,8 @@ NAMES = [
     "n: 1,024 samples, 4 at once",
     "regex and schema bombs: 20 at once",
     "grammar: ambiguous, 16 at once",
+    "encoded: gzip of 64 MB of spaces, 16 at once",
+    "encoded: 200,000 empty members of gzip, 16 at once",
     "JSON: 16 MiB of [],",
     "JSON: 16 MiB of quotes",
     "tokenize: 60,000 characters, 64 at once",

@@ -7,13 +7,17 @@ import io
 import json
 import logging
 import os
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 import pytest
+import trustme
 
 from shared import logs
 
@@ -23,12 +27,14 @@ def configured(stream: TextIO, style: logs.LogFormat = "text") -> Iterator[None]
     """This process logs to `stream`, for a while."""
     root = logging.getLogger()
     before, level, stderr = root.handlers[:], root.level, sys.stderr
+    hook = sys.excepthook
     sys.stderr = stream
     try:
         logs.configure("me", style=style)
         yield
     finally:
-        sys.stderr = stderr
+        sys.stderr, sys.excepthook = stderr, hook
+        logging.captureWarnings(False)
         for handler in root.handlers:
             handler.close()
         root.handlers[:] = before
@@ -118,7 +124,7 @@ def test_a_full_disk_that_has_room_again_has_lines_again() -> None:
     torn, *lines = disk.written.decode().splitlines()
     assert len(torn) == 50
     assert [line[12:] for line in lines[:1]] == [" I me at last"]
-    assert lines[1].startswith("3 lines of the log were left out")
+    assert lines[1][12:].startswith(" W me 3 lines of the log were left out reason=")
     assert len(lines) == 2
 
 
@@ -127,3 +133,99 @@ def test_what_is_said_to_a_pipe_without_a_reader_ends_nobody() -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         logs.say("ready", pipe)  # and closing it raises nothing: no byte of it was kept
+
+
+class Fickle(io.StringIO):
+    """Fails in a way that no stream should, as often as it is to."""
+
+    failures = 1
+
+    def write(self, text: str) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise LookupError("unknown encoding")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_an_exception_of_the_writer_ends_no_logging(style: logs.LogFormat) -> None:
+    stream = Fickle()
+    with configured(stream, style):
+        for message in ("lost", "kept"):
+            logs.logger("x").info(message)
+            logs.flush()
+    kept, told = stream.getvalue().splitlines()
+    assert "kept" in kept
+    assert "1 lines of the log were left out" in told
+    assert "unknown encoding" in told
+
+
+class Unprintable:
+    """A value whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_line_that_cannot_be_formatted_is_named_in_one_line(style: logs.LogFormat) -> None:
+    stream = io.StringIO()
+    with configured(stream, style):
+        logs.logger("x").info("said", value=Unprintable())
+        logs.logger("x").info("after it")
+        logs.flush()
+    named, after = stream.getvalue().splitlines()
+    assert "a line of the log cannot be written" in named
+    assert "no text" in named
+    assert "after it" in after
+
+
+UNCAUGHT = """
+import warnings
+from shared import logs
+logs.configure("me", style="json")
+warnings.warn("old")
+raise RuntimeError("a fault")
+"""
+
+
+def test_warnings_and_what_ends_a_process_are_json_and_have_their_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=False)
+    warned, fault = map(json.loads, done.stderr.splitlines())
+    assert done.returncode == 1
+    assert (warned["level"], fault["level"]) == ("warning", "critical")
+    assert "old" in warned["message"]
+    assert fault["exception"].startswith("Traceback (most recent call last):")
+    assert fault["exception"].endswith("RuntimeError: a fault")
+
+
+def test_every_line_of_a_service_is_json_whatever_comes_to_its_tls_port(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    (tmp_path / "key").chmod(0o600)
+    tls = f"cert={tmp_path / 'cert'},key={tmp_path / 'key'}"
+    flags = ["--log-format", "json", "--grpc-port", "0", "--metrics-port", "0", "--tls", tls, "--admin-port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    service = subprocess.Popen(
+        [sys.executable, "-m", "quire", "scheduler", *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert service.stdout is not None
+        host, _, port = json.loads(service.stdout.readline())["grpc"].rpartition(":")
+        for greeting in (b"GET / HTTP/1.0\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x05hello"):
+            with socket.create_connection((host, int(port)), timeout=60) as client:
+                client.sendall(greeting)
+                while client.recv(4096):
+                    pass
+    finally:
+        service.terminate()
+        _, written = service.communicate(timeout=60)
+    assert [line for line in written.splitlines() if not line.startswith("{")] == []
+    assert "ssl" not in written.lower()

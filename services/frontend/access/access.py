@@ -69,6 +69,25 @@ class Access:
         """There are no keys to show."""
         return not self._sources
 
+    @property
+    def is_shared(self) -> bool:
+        """Keys of more than one tenant are good."""
+        tenants = (key.tenant for source in self._sources for key in source.keys().values())
+        first = next(tenants, None)
+        return any(tenant != first for tenant in tenants)
+
+    def tenant_of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """The tenant of an HTTP call before it is let in; empty where its key is not good."""
+        if self.is_open:
+            return ""
+        shown = _shown(*_key_headers(headers))
+        key = self._find(digest(shown)) if shown else None
+        return "" if key is None else key.tenant
+
+    def tenant_of_metadata(self, metadata: dict[str, str | bytes]) -> str:
+        """The same of a gRPC call."""
+        return self.tenant_of_headers((name.encode(), _bytes(value)) for name, value in metadata.items())
+
     def going_on(self, name: str, tenant: str) -> Caller | None:
         """Who goes on with a tenant's work that was begun with the key of that name, or with none if it is empty; None
         where there were no keys and are none. Raises PermissionDenied if that would not let in any more."""
@@ -85,7 +104,7 @@ class Access:
         """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
         if self.is_open:
             return None
-        shown = api_key or bearer({"authorization": authorization})
+        shown = _shown(authorization, api_key)
         if not shown:
             self._metrics.access_refusals["missing"].inc()
             raise Unauthenticated(MISSING)
@@ -102,11 +121,7 @@ class Access:
 
     def of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
         """Of an HTTP call, names in lower case. Who sends one of them twice shows neither."""
-        found: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name in (AUTHORIZATION, API_KEY):
-                found[name] = b"" if name in found else value
-        return self.caller(found.get(AUTHORIZATION, b""), found.get(API_KEY, b""))
+        return self.caller(*_key_headers(headers))
 
     def of_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
         """Of a gRPC call, whose names come once (`metadata_of`)."""
@@ -123,6 +138,18 @@ class Access:
     def _find(self, hashed: bytes) -> Key | None:
         """How long it takes depends on the hash alone, which tells nothing about keys that are near."""
         return next((key for source in self._sources if (key := source.keys().get(hashed))), None)
+
+
+def _key_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in (AUTHORIZATION, API_KEY):
+            found[name] = b"" if name in found else value
+    return found.get(AUTHORIZATION, b""), found.get(API_KEY, b"")
+
+
+def _shown(authorization: bytes, api_key: bytes) -> bytes:
+    return api_key or bearer({"authorization": authorization})
 
 
 def _bytes(value: str | bytes) -> bytes:

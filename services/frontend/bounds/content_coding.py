@@ -26,7 +26,7 @@ MOST_MEMBERS = 4096  # of one encoding: gzip and zstd may be written in several,
 MAX_RATIO = 500  # decoded bytes for each that was sent; prompts of real text have 3 to 30
 RATIO_FROM_BYTES = 1 << 20  # decoded; what is smaller may be as even as it likes
 PIECE_BYTES = 1 << 18
-SLICE_BYTES = 1 << 16  # of what was sent: streams keep and copy what they have not taken yet
+SLICE_BYTES = 1 << 12  # of what was sent: so much grows beyond MAX_RATIO before that is seen
 WINDOW_LOG = 23  # 8 MiB, the most that RFC 9659 lets zstd ask for over HTTP
 GZIP_BITS, ZLIB_BITS, RAW_BITS = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 DEFLATED = 8  # the low half of a zlib stream's first byte
@@ -208,8 +208,20 @@ class ContentDecoder:
         return max(stage.num_given for stage in self._stages)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The pieces of the body that `data` goes on with, none longer than `PIECE_BYTES`. Raises InvalidArgument,
+        """What of the body `data` goes on with, in pieces of about `PIECE_BYTES`. Raises InvalidArgument,
         BodyTooLarge."""
+        gathered: list[bytes] = []
+        num_gathered = 0
+        for piece in self._pieces(data):
+            gathered.append(piece)
+            num_gathered += len(piece)
+            if num_gathered >= PIECE_BYTES:
+                yield b"".join(gathered)
+                gathered, num_gathered = [], 0
+        if gathered:
+            yield b"".join(gathered)
+
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
         for at in range(0, len(data), SLICE_BYTES):
             part = data[at : at + SLICE_BYTES]
             self._num_sent += len(part)

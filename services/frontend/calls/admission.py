@@ -1,34 +1,41 @@
-"""The door: how much work a frontend takes at a time, decided before anything is computed for it."""
+"""Admission: how much work a frontend takes at a time, and of each tenant, before anything is computed for it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 from services.frontend.access.rate_limit import RateLimit
 from shared.errors import ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
+RESERVED_PART = 8  # one of so many parts of each limit is kept for tenants that hold little
+
 
 class Lease:
     """A request's share of the budget: nothing until it takes some, nothing again once its `with` is left."""
 
-    __slots__ = ("_admission", "num_samples", "num_tokens")
+    __slots__ = ("_admission", "num_samples", "num_tokens", "tenant")
 
     def __init__(self, admission: CallAdmission) -> None:
         self._admission = admission
+        self.tenant = ""  # as a key says it; known before anything is taken
         self.num_samples = 0
         self.num_tokens = 0
 
     def take(self, num_samples: int, num_tokens: int) -> None:
-        """So much in all, from now on: all or nothing; ResourceExhausted with a hint when full, Unavailable once
+        """Takes so much in all, from now on, or nothing; ResourceExhausted with a hint when full, Unavailable once
         closed."""
-        self._admission.check(self, num_samples, num_tokens)
-        self._admission.add(self, num_samples - self.num_samples, num_tokens - self.num_tokens)
+        samples, tokens = self._admission.counted(self, num_samples, num_tokens)
+        self._admission.check(self, samples, tokens)
+        self._admission.add(self, samples - self.num_samples, tokens - self.num_tokens)
 
     def settle(self, num_tokens: int) -> None:
-        """The true number of tokens, known after tokenizing; what was admitted stays admitted."""
-        self._admission.add(self, 0, num_tokens - self.num_tokens)
+        """Takes the true number of tokens, known after tokenizing; what was admitted stays admitted."""
+        _, tokens = self._admission.counted(self, 0, num_tokens)
+        self._admission.add(self, 0, tokens - self.num_tokens)
 
     def release(self) -> None:
         self._admission.add(self, -self.num_samples, -self.num_tokens)
@@ -40,76 +47,144 @@ class Lease:
         self.release()
 
 
-class CallAdmission:
-    """A request alone always fits: else it would be refused for ever, and the hint to try again would be a lie."""
+class Limit:
+    """One bounded quantity, and how much of it each tenant holds."""
 
-    def __init__(self, max_samples: int, max_tokens: int, retry_after_ms: int, metrics: FrontendMetrics) -> None:
-        self._max_samples = max_samples
-        self._max_tokens = max_tokens
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
+        self.reserve = max(1, most // RESERVED_PART) if most > 1 else 0
+        self.total = 0
+        self.of_tenants: Counter[str] = Counter()
+
+    def add(self, tenant: str, amount: int) -> None:
+        self.total += amount
+        self.of_tenants[tenant] += amount
+        if not self.of_tenants[tenant]:
+            del self.of_tenants[tenant]
+
+    @property
+    def shared(self) -> int:
+        return self.most - self.reserve
+
+    def counted(self, tenant: str, own: int, more: int) -> int:
+        """Returns what `more` counts as. A tenant that holds nothing else is not refused for ever because others are
+        always there: what does not fit counts as what is left, where that is half of all, so that one such request is
+        under way at a time."""
+        left = self.shared - (self.total - own)
+        if more > left >= self.most // 2 and self.of_tenants[tenant] == own:
+            return left
+        return min(more, self.shared)
+
+    def fits_reserve(self, tenant: str, own: int, more: int) -> bool:
+        """Whether a tenant that holds little may have it; `own`: what `more` replaces. Tenants that hold something
+        divide the reserve."""
+        if self.total - own + more > self.most:
+            return False
+        num_tenants = len(self.of_tenants.keys() | {tenant})
+        return self.of_tenants[tenant] - own + more <= max(1, self.reserve // num_tenants)
+
+
+class CallAdmission:
+    """A request alone always fits: else it would be refused for ever, and the hint to try again would be a lie. Where
+    tenants share a frontend, one that is larger than what a single tenant may hold counts as that much."""
+
+    def __init__(
+        self,
+        max_samples: int,
+        max_tokens: int,
+        retry_after_ms: int,
+        metrics: FrontendMetrics,
+        is_shared: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_shared`: whether keys of several tenants are good, so that a part is kept for those that hold little."""
+        self._samples = Limit("max_inflight_requests", max_samples)
+        self._tokens = Limit("max_queued_tokens", max_tokens)
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
+        self._is_shared = is_shared
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        self.num_samples = 0
-        self.num_tokens = 0
         metrics.inflight_requests.set_function(lambda: self.num_samples)
         metrics.queued_tokens.set_function(lambda: self.num_tokens)
+
+    @property
+    def num_samples(self) -> int:
+        return self._samples.total
+
+    @property
+    def num_tokens(self) -> int:
+        return self._tokens.total
 
     def lease(self) -> Lease:
         """For a `with`; what it takes is counted here until that is left."""
         return Lease(self)
 
-    def check_open(self, num_arriving: int = 0) -> None:
-        """Raises what the smallest request would be told; `num_arriving`: such as are about to take their places."""
+    def counted(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
+        """What a request counts as."""
+        if not self._is_shared():
+            return num_samples, num_tokens
+        samples = self._samples.counted(lease.tenant, lease.num_samples, num_samples)
+        return samples, self._tokens.counted(lease.tenant, lease.num_tokens, num_tokens)
+
+    def check_open(self, num_arriving: int = 0, tenant: str = "") -> None:
+        """Raises what the tenant's smallest request would be told; `num_arriving`: such as are about to take their
+        places."""
         self._check_closed()
         present = self.num_samples + num_arriving
         if present:
-            self._check("max_inflight_requests", self._max_samples, present, 1)
-            self._check("max_queued_tokens", self._max_tokens, self.num_tokens, 1)
+            self._check(self._samples, tenant, 0, 1 + num_arriving, asked=1)
+            self._check(self._tokens, tenant, 0, 1, asked=1)
 
     def is_full(self, num_arriving: int = 0) -> bool:
-        """Whether check_open() would raise."""
+        """Whether check_open() would raise for every tenant."""
         present = self.num_samples + num_arriving
-        return self._closed or bool(present and (present >= self._max_samples or self.num_tokens >= self._max_tokens))
+        full = present >= self._samples.most or self.num_tokens >= self._tokens.most
+        return self._closed or bool(present and full)
 
     def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
         """Raises if so much does not fit beside what others than `lease` hold."""
         if not lease.num_samples:
             self._check_closed()
-        others = self.num_samples - lease.num_samples
-        if not others:
+        if self.num_samples == lease.num_samples:
             return
-        self._check("max_inflight_requests", self._max_samples, others, num_samples)
-        self._check("max_queued_tokens", self._max_tokens, self.num_tokens - lease.num_tokens, num_tokens)
+        self._check(self._samples, lease.tenant, lease.num_samples, num_samples)
+        self._check(self._tokens, lease.tenant, lease.num_tokens, num_tokens)
 
     def _check_closed(self) -> None:
         if self._closed:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
-    def _check(self, limit: str, most: int, present: int, more: int) -> None:
-        if present + more <= most:
-            return
-        self._metrics.rejections[limit].inc()
-        raise ResourceExhausted(
-            f"{limit}: {present} in flight and {more} asked for exceed {most}", retry_after_ms=self._retry_after_ms
-        )
+    def _check(self, limit: Limit, tenant: str, own: int, more: int, asked: int = 0) -> None:
+        """`more`: instead of `own`; `asked`: the part of it that is the request's."""
+        others = limit.total - own
+        if others + more > limit.most:
+            present, asked = others + more - (asked or more), asked or more
+            self._refuse(limit, f"{present} in flight and {asked} asked for exceed {limit.most}")
+        if self._is_shared() and others + more > limit.shared and not limit.fits_reserve(tenant, own, more):
+            kept = f"the last {limit.reserve} of {limit.most} are kept for tenants that hold little"
+            self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
+
+    def _refuse(self, limit: Limit, text: str) -> None:
+        self._metrics.rejections[limit.name].inc()
+        raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 
     def rate_limits(self) -> list[RateLimit]:
         """What may be in flight at once, of all clients together. Places come back as answers end: a moment after."""
         reset_s = self._retry_after_ms / 1000
         found: list[tuple[Literal["requests", "tokens"], int, int]] = [
-            ("requests", self._max_samples, self.num_samples),
-            ("tokens", self._max_tokens, self.num_tokens),
+            ("requests", self._samples.most, self.num_samples),
+            ("tokens", self._tokens.most, self.num_tokens),
         ]
         return [RateLimit(of, most, most - taken, reset_s if taken >= most else 0.0) for of, most, taken in found]
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """What `lease` holds and what is held in all change together."""
+        """Changes what `lease` holds and what is held in all together."""
         lease.num_samples += num_samples
         lease.num_tokens += num_tokens
-        self.num_samples += num_samples
-        self.num_tokens += num_tokens
+        self._samples.add(lease.tenant, num_samples)
+        self._tokens.add(lease.tenant, num_tokens)
         if self.num_samples:
             self._idle.clear()
         else:

@@ -29,9 +29,9 @@ class Call:
     """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
 
     __slots__ = (
+        "_caller",
         "_calls",
         "address",
-        "caller",
         "drawn_id",
         "error",
         "generation",
@@ -49,7 +49,7 @@ class Call:
         self._calls = calls
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
-        self.caller: Caller | None = None  # None where there are no keys
+        self._caller: Caller | None = None
         self.address = ""  # of the client, without a port; empty: it is not known
         self.drawn_id = ""  # of the answer, where there is no request
         self.started_s = asyncio.get_running_loop().time()
@@ -60,6 +60,17 @@ class Call:
         self.is_detached = False  # work that goes on without its client, whose own call has been counted
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
+
+    @property
+    def caller(self) -> Caller | None:
+        """None where there are no keys."""
+        return self._caller
+
+    @caller.setter
+    def caller(self, caller: Caller | None) -> None:
+        """Known before a place is taken, which is one of the caller's tenant."""
+        self._caller = caller
+        self.lease.tenant = "" if caller is None else caller.tenant
 
     def begin_trace(self) -> str:
         """What to hand on; empty where the request is not sampled."""

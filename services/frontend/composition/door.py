@@ -36,12 +36,16 @@ class Door:
         self.connections = Connections(settings.connection_limits, descriptors(), metrics)
         self._large = LargeBodies(self.limits, room)
         self.admission = CallAdmission(
-            settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, metrics
+            settings.max_inflight_requests,
+            settings.max_queued_tokens,
+            settings.retry_after_ms,
+            metrics,
+            is_shared=lambda: access.is_shared,
         )
         self._traces = open_traces(settings)
         self.calls = Calls(self.admission, access, metrics.calls, self._traces)
         self.refused = Refusals(metrics, self.calls, REQUESTS)
-        self.grpc = GrpcDoor(self.admission, self.refused)
+        self.grpc = GrpcDoor(self.admission, self.refused, access.tenant_of_metadata)
         self.messages = BoundedMessages(self.limits, self._large, self.calls, metrics)
         unknown = UnknownFields(metrics.count_unknown_field, strict=settings.strict_request_fields)
         self.decoders = BodyDecoders()

@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.grpc_edge.errors import Context, Refusals, status_of
 from shared.errors import QuireError
+from shared.rpc.guard import metadata_of
 
 # Whose first act it is to take a place. The messages of a stream of them are refused one by one.
 WORK = frozenset(
@@ -28,16 +29,18 @@ WORK = frozenset(
 )
 MOST_WORDED = 64  # refusals that are kept as they are written
 
+TenantOf = Callable[[dict[str, "str | bytes"]], str]
 AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class GrpcDoor(grpc.aio.ServerInterceptor):
     """A call that it lets in may still find the last place taken once its message is there."""
 
-    def __init__(self, admission: CallAdmission, refused: Refusals) -> None:
-        """`refused` hears of calls that are."""
+    def __init__(self, admission: CallAdmission, refused: Refusals, tenant_of: TenantOf) -> None:
+        """`refused` hears of calls that are; `tenant_of`: a call's metadata, once its key has been checked."""
         self._admission = admission
         self._refused = refused
+        self._tenant_of = tenant_of
         self._worded: dict[tuple[type[QuireError], str], AnyHandler] = {}
 
     async def intercept_service(
@@ -47,7 +50,8 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
     ) -> AnyHandler | None:
         if handler_call_details.method in WORK:
             try:
-                self._admission.check_open()
+                tenant = self._tenant_of(metadata_of(handler_call_details.invocation_metadata))
+                self._admission.check_open(0, tenant)
             except QuireError as error:
                 self._refused(handler_call_details.method, error)
                 return self._refusing(error)

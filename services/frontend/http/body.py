@@ -17,6 +17,7 @@ from services.frontend.bounds.heavy import HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
 from services.frontend.http.disconnect import while_connected
+from services.frontend.http.headers import DECODED
 from services.frontend.http.unknown_fields import UnknownFields
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
@@ -119,6 +120,8 @@ class BodyBounds:
                     read.parse()
                 else:
                     await self._check(read)
+                if (decoded := request.scope.get(DECODED)) is not None:
+                    decoded.release()
                 if at_once:
                     return await handler(read)
         async with while_connected(request.receive):

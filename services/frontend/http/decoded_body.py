@@ -9,34 +9,83 @@ from concurrent.futures import ThreadPoolExecutor
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.bounds.content_coding import FIELD, ContentDecoder, encodings_of
-from services.frontend.http.headers import values_of
-from shared.errors import QuireError
+from services.frontend.http.headers import DECODED, values_of
+from services.frontend.http.middleware import let_pass
+from shared.errors import QuireError, ResourceExhausted
 
 FIELD_BYTES = FIELD.encode()
 OF_THE_SENT = (FIELD_BYTES, b"content-length")  # headers that say nothing of the decoded body
+MOST_HELD = 1 << 28  # bytes
+RETRY_MS = 1000
 SMALL_SENT, SMALL_DECODED = 4096, 1 << 16  # bytes; decoded in a fraction of a millisecond
 
 
+class DecodedBytes:
+    """What one call holds in memory of decoded bytes; given back when its `with` is left, or before."""
+
+    def __init__(self, decoders: BodyDecoders) -> None:
+        self._decoders = decoders
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """So many more. Raises ResourceExhausted."""
+        self._decoders.check_room(self, num_bytes)
+        self._add(num_bytes)
+
+    def release(self) -> None:
+        """The body has been read."""
+        self._add(-self.num_bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._decoders.num_held += num_bytes
+
+    def __enter__(self) -> DecodedBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class BodyDecoders:
-    """Owns the thread in which large bodies are decoded, one piece after the other."""
+    """Owns the thread in which large bodies are decoded, one piece after the other, and counts what they hold: a few
+    bytes of each of many calls could else fill the memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_held: int = MOST_HELD) -> None:
+        """`most_held`: bytes of all calls together."""
         self._thread = ThreadPoolExecutor(1, "decode-bodies")
+        self._most_held = most_held
+        self.num_held = 0
 
-    def decoded(self, receive: Receive, encodings: Sequence[str], max_bytes: int) -> Receive:
-        """Receives the same body decoded, within `max_bytes`; raises InvalidArgument, BodyTooLarge."""
-        return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread)
+    def held(self) -> DecodedBytes:
+        """For a `with` around a call whose body is decoded."""
+        return DecodedBytes(self)
 
-    async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int) -> bytes:
-        """Returns a message decoded. Raises InvalidArgument, BodyTooLarge."""
-        decoder = ContentDecoder(encodings, max_bytes)
+    def check_room(self, held: DecodedBytes, num_bytes: int) -> None:
+        """Raises ResourceExhausted where `held` would take too much beside others; a body alone always fits."""
+        others = self.num_held - held.num_bytes
+        if others and self.num_held + num_bytes > self._most_held:
+            text = (
+                f"bodies that are being decoded hold {self.num_held} of {self._most_held} bytes: come back, or send "
+                f"the body without {FIELD}"
+            )
+            raise ResourceExhausted(text, field=FIELD, retry_after_ms=RETRY_MS)
 
-        def decode() -> bytes:
-            whole = b"".join(decoder.decode(data))
-            decoder.end()
-            return whole
+    def decoded(self, receive: Receive, encodings: Sequence[str], max_bytes: int, held: DecodedBytes | None) -> Receive:
+        """Receives the same body decoded, within `max_bytes`; raises InvalidArgument, BodyTooLarge and, where `held`
+        counts it, ResourceExhausted."""
+        return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread, held)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
+    async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
+        """Returns a message decoded. Raises InvalidArgument, BodyTooLarge, ResourceExhausted."""
+        decoder, pieces = ContentDecoder(encodings, max_bytes), []
+        for_pieces = decoder.decode(data)
+        loop = asyncio.get_running_loop()
+        while (piece := await loop.run_in_executor(self._thread, next, for_pieces, None)) is not None:
+            held.take(len(piece))
+            pieces.append(piece)
+        decoder.end()
+        return b"".join(pieces)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -45,8 +94,11 @@ class BodyDecoders:
 class _DecodedBody:
     """The receive of a body that is encoded."""
 
-    def __init__(self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor, held: DecodedBytes | None
+    ) -> None:
         self._receive = receive
+        self._held = held
         self._decoder = decoder
         self._thread = thread
         self._pieces: Iterator[bytes] = iter(())
@@ -55,9 +107,20 @@ class _DecodedBody:
         self._is_over = False
 
     async def __call__(self) -> Message:
+        try:
+            return await self._read()
+        except QuireError:
+            self._is_over = True
+            if not self._is_last:
+                await let_pass(self._receive)
+            raise
+
+    async def _read(self) -> Message:
         while not self._is_over:
             piece = await self._next()
             if piece is not None:
+                if self._held is not None:
+                    self._held.take(len(piece))
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._is_last:
                 self._is_over = True
@@ -88,27 +151,32 @@ class DecodedBodies:
     def __init__(
         self, app: ASGIApp, decoders: BodyDecoders, max_bytes: int, of_paths: Mapping[str, int] | None = None
     ) -> None:
-        """`max_bytes`: of a decoded body; `of_paths`: with another limit."""
+        """`max_bytes`: of a decoded body; `of_paths`: with another limit, whose bodies are written to a disk."""
         self._app = app
         self._decoders = decoders
         self._max_bytes = max_bytes
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (named := values_of(FIELD_BYTES, scope["headers"])):
-            receive = self._decoded(scope, receive, named)
+        if scope["type"] != "http" or not (named := values_of(FIELD_BYTES, scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        with self._decoders.held() as held:
+            receive = self._decoded(scope, receive, named, held)
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_THE_SENT]
-        await self._app(scope, receive, send)
+            scope[DECODED] = held
+            await self._app(scope, receive, send)
 
-    def _decoded(self, scope: Scope, receive: Receive, named: Sequence[str]) -> Receive:
+    def _decoded(self, scope: Scope, receive: Receive, named: Sequence[str], held: DecodedBytes) -> Receive:
         try:
             encodings = encodings_of(named)
         except QuireError as error:
             return _refusing(error)
         if not encodings:
             return receive
+        is_kept_on_disk = scope["path"] in self._of_paths
         max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
-        return self._decoders.decoded(receive, encodings, max_bytes)
+        return self._decoders.decoded(receive, encodings, max_bytes, None if is_kept_on_disk else held)
 
 
 def _refusing(error: QuireError) -> Receive:

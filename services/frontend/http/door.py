@@ -67,7 +67,7 @@ class HttpDoor:
         self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
     def is_shut(self) -> bool:
-        """Whether work is refused at present."""
+        """Whether work is refused at present, whoever asks."""
         return self._admission.is_full(self._num_arriving)
 
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
@@ -77,7 +77,8 @@ class HttpDoor:
         if not known_as:
             return None
         try:
-            self._admission.check_open(self._num_arriving)
+            tenant = self._calls.access.tenant_of_headers(headers)
+            self._admission.check_open(self._num_arriving, tenant)
         except QuireError as error:
             written = self._written(path, error)
             self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()

@@ -84,7 +84,7 @@ def _tensors() -> dict[str, Body]:
         "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [BEGINNING]}],
         "parameters": {"max_tokens": 20},
     }
-    bodies = {"infer": infer, "generate": text, "generate_stream": text}
+    bodies: dict[str, Body] = {"infer": infer, "generate": text, "generate_stream": text}
     prefixes = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     return {f"{prefix}/{verb}": body for prefix in prefixes for verb, body in bodies.items()}
 

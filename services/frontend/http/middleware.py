@@ -57,7 +57,7 @@ class BodyLimit:
         async def limited() -> Message:
             nonlocal num_bytes
             if max_bytes < announced <= WORTH_AN_ANSWER * max_bytes and not waits:
-                await _let_pass(receive)
+                await let_pass(receive)
             _check_length(announced, max_bytes)
             message = await receive()
             num_bytes += len(message.get("body", b""))
@@ -72,8 +72,8 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
         raise HTTPException(413, f"the body has more than {max_bytes} bytes")
 
 
-async def _let_pass(receive: Receive) -> None:
-    """What a client still writes when its connection is closed makes it lose the answer."""
+async def let_pass(receive: Receive) -> None:
+    """Drops the rest of a body: what a client still writes when its connection is closed makes it lose the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PASSING_S):
             while (await receive()).get("more_body"):

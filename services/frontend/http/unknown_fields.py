@@ -12,11 +12,11 @@ from shared.errors import InvalidArgument
 # Sent by clients of other servers, without a meaning here: each has a label of its own, all others share OTHER.
 LABELS = (
     *ADJUSTMENTS,
-    "allowed_openai_params", "api_base", "api_key", "background_tasks", "cache_prompt", "caching", "chat_id", "client_metadata",
-    "custom_llm_provider", "drop_params", "enable_search", "extra_body", "extra_content", "extra_headers",
-    "extra_query", "features", "generation_config", "id", "id_slot", "incremental_output", "keep_alive",
-    "litellm_metadata", "model_item", "models", "n_keep", "n_probs", "num_ctx", "num_retries", "nvext", "options",
-    "parse_tool_calls", "plugins", "post_sampling_probs", "prompt_id", "provider", "provider_options",
+    "allowed_openai_params", "api_base", "api_key", "background_tasks", "cache_prompt", "caching", "chat_id",
+    "client_metadata", "custom_llm_provider", "drop_params", "enable_search", "extra_body", "extra_content",
+    "extra_headers", "extra_query", "features", "generation_config", "id", "id_slot", "incremental_output",
+    "keep_alive", "litellm_metadata", "model_item", "models", "n_keep", "n_probs", "num_ctx", "num_retries", "nvext",
+    "options", "parse_tool_calls", "plugins", "post_sampling_probs", "prompt_id", "provider", "provider_options",
     "provider_specific_fields", "reasoning_details", "reasoning_format", "reasoning_split", "request_timeout",
     "response_fields", "route", "session", "slot_id", "tags", "thinking_blocks", "timeout", "timestamp",
     "timings_per_token", "title", "tool_ids", "trace", "transforms", "ttl", "usage", "venice_parameters",

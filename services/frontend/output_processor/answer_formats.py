@@ -15,6 +15,7 @@ from services.frontend.output_processor.parsing.call_probe import CallProbe
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tagged_calls import no_padding
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import EventWriter
 from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
@@ -163,7 +164,7 @@ class AnswerFormats:
             return None
         special = self._tokenizer.special_ids
         found = [text for text in self.markup(request) if self._tokenizer.token_id(text) in special]
-        return Markers(*found) if found else None
+        return Markers(*found, padding=no_padding) if found else None
 
     @staticmethod
     def _parser(

@@ -14,7 +14,7 @@ from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
 from services.frontend.bounds.content_coding import encodings_of
 from services.frontend.calls.admission import CallAdmission
 from services.frontend.grpc_edge.errors import Refusals
-from services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders
+from services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import Headers, values_of
 from services.frontend.http.options import OPTIONS, no_content
@@ -100,9 +100,10 @@ class WebEdge:
         try:
             self._rules.check("POST", "", scope["headers"], scope["http_version"])
             self._check(method, metadata)
-            data = await self._message(kind, scope["headers"], metadata, receive)
-            message = await self._codec.read(data, method.request, is_json=kind.is_json)
-            del data
+            with self._decoders.held() as held:
+                data = await self._message(kind, scope["headers"], metadata, receive, held)
+                message = await self._codec.read(data, method.request, is_json=kind.is_json)
+                del data
             context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
         except QuireError as error:
             self._refused(PREFIX + method.name, error)
@@ -124,9 +125,11 @@ class WebEdge:
         if error is not None:
             raise error
         if method.name not in NO_WORK:
-            self._admission.check_open(0)
+            self._admission.check_open(0, self._access.tenant_of_metadata(dict(metadata)))
 
-    async def _message(self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive) -> bytes:
+    async def _message(
+        self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, held: DecodedBytes
+    ) -> bytes:
         """The call's message, decoded where headers say that the body is encoded, or the message within."""
         field = kind.encoding_header
         of_body, of_message = (
@@ -134,13 +137,13 @@ class WebEdge:
             encodings_of([metadata.get(field, "")], field),
         )
         if of_body:
-            receive = self._decoders.decoded(receive, of_body, self._max_bytes)
+            receive = self._decoders.decoded(receive, of_body, self._max_bytes, held)
         sent = only_message(await self._body(metadata, receive), kind)
         if not sent.is_compressed:
             return sent.data
         if not of_message:
             raise InvalidArgument(f"the message is marked as compressed, and {field} names no encoding", field=field)
-        return await self._decoders.whole(sent.data, of_message, self._max_bytes)
+        return await self._decoders.whole(sent.data, of_message, self._max_bytes, held)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
         self._check_length(int(metadata.get("content-length", "0")))

@@ -10,6 +10,8 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Marker
 from services.frontend.output_processor.parsing.writer import EventWriter
 
 NOTHING = re.compile(r"(?!)")
+REST_OF_TAG = re.compile(r"[^<>\n]+")
+LONGEST_TAG = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,21 @@ class CallMarkup:
     ends: tuple[str, ...] = ()  # one of these follows
     inner_starts: tuple[str, ...] = ()  # what further calls begin with before an end
     inner_ends: tuple[str, ...] = ()  # end markers within, which a broken call may leave behind
+    openers: tuple[str, ...] = ()  # what tags within begin with, which a broken call may leave behind as well
     scraps: re.Pattern[str] = NOTHING  # other markup within
     start_markers: Markers = field(init=False)
     all_markers: Markers = field(init=False)  # while ends of a broken call may still come
+    inner_markers: Markers = field(init=False)  # after what seems to be a mention of a start
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "start_markers", Markers(*self.starts))
-        object.__setattr__(self, "all_markers", Markers(*self.starts, *self.ends, *self.inner_ends))
+        object.__setattr__(self, "inner_markers", Markers(*self.starts, *self.inner_ends, *self.openers))
+        object.__setattr__(self, "all_markers", Markers(*self.starts, *self.inside))
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What stands in calls only."""
+        return (*self.ends, *self.inner_ends, *self.openers)
 
     def without_scraps(self, text: str) -> str:
         """The text of a broken call without its markup."""
@@ -42,17 +52,29 @@ def call_blocks(
     markers = markup.start_markers
     while found := (yield from scan.until(markers, writer.content)):
         if found not in markup.starts:
+            yield from _rest_of_tag(scan, found, markup)
             scan.settle()
             continue
         markers, before = markup.start_markers, writer.num_calls
         try:
             yield from calls(found)
         except Malformed:
-            if not no_call(scan, writer, markup, found, called=writer.num_calls > before):
-                markers = markup.all_markers
+            is_inside = bool(markup.inside) and (yield from scan.comes(*markup.inside))
+            is_mention = no_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
+            markers = markup.inner_markers if is_mention else markup.all_markers
         called = writer.num_calls > before
         if not (yield from close(scan, writer, markup.ends, (*markup.starts, *markup.inner_starts), called=called)):
             markers = markup.all_markers
+
+
+def _rest_of_tag(scan: Scanner, marker: str, markup: CallMarkup) -> Steps[None]:
+    if marker not in markup.openers:
+        return
+    try:
+        yield from scan.whole(REST_OF_TAG, LONGEST_TAG)
+        yield from scan.try_text(">")
+    except Malformed:
+        return
 
 
 def no_call(
@@ -62,7 +84,8 @@ def no_call(
     cuts off, what has not gone out is dropped. A mention of the start alone is content (at the end, only where no call
     came before), and so is what else cannot be read, without its markup.
 
-    `called`: a call was announced since `start`. Returns whether it was a mere mention."""
+    `called`: a call was announced since `start`, or markup follows that only calls have. Returns whether it was a mere
+    mention."""
     if writer.in_call:
         writer.break_call()
         scan.settle()

@@ -18,14 +18,18 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Scanne
 GAP = re.compile(r"[ \t\r\n,]+")
 WORD = re.compile(r"[\w+.\-$]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-MEMBER = re.compile(  # a whole one in which nothing is to be repaired
-    rf'"([^"\\\x00-\x1f]*)"\s*:\s*("[^"\\\x00-\x1f]*"|{NUMBER.pattern}|true|false|null)(?=\s*[,}}\]])'
-)
+S = r"[ \t\r\n]"
+WHOLE = r'"[^"\\\x00-\x1f]*"'  # a string in which nothing is to be repaired
+KEY = re.compile(rf'"([^"\\\x00-\x1f]*)"{S}*:{S}*(?=[^ \t\r\n,}}\]])')
+BEGUN_KEY = re.compile(rf'"[^"\\\x00-\x1f]{{0,100}}(?:"{S}{{0,8}}(?::{S}{{0,8}})?)?\Z')
+LEAF = re.compile(rf"(?:{WHOLE}|{NUMBER.pattern}|true|false|null)(?={S}*[,}}\]])")
+# What may follow strings; a quotation mark is the next key's, where a comma is missing, or part of this string.
+AFTER_VALUE = re.compile(rf"""{S}*[,}}\]<]|{S}+["']""")
+BEFORE_COLON = re.compile(rf"{S}*[:<]")
 NAMES = {
     "true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null",
     "undefined": "null", "NaN": "null", "nan": "null", "Infinity": "null", "-Infinity": "null",
 }  # fmt: skip
-AFTER_VALUE = ",}]\"'"  # quotation marks: of the next key, where a comma is missing
 SHORTEST_PREFIX = 3  # of a literal that was broken off
 LONGEST_WORD = 400
 HEX = frozenset("0123456789abcdefABCDEF")
@@ -37,46 +41,54 @@ def value(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
     yield from _item(scan, out)
     while out.depth > outside:
         scan.ready(GAP)
-        character = yield from scan.peek()
-        if character in "}]" and character:
+        if not (character := scan.character):
+            yield from _wait(scan)
+        elif character in "}]":
             scan.at += 1
             out.end_up_to(character)
         elif not out.in_object:
-            if not GAP.match(character):
-                yield from _item(scan, out)
-        elif found := scan.match(MEMBER):
+            yield from _item(scan, out)
+        elif found := scan.match(KEY):
             out.key(found[1])
-            out.scalar(found[2])
-        elif not GAP.match(character):
-            yield from _member(scan, out)
+        elif scan.sees(BEGUN_KEY) and not scan.has_ended:
+            yield
+        else:
+            yield from _key(scan, out)
 
 
-def _member(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+def _wait(scan: Scanner) -> Steps[None]:
+    if scan.has_ended:
+        raise Malformed
+    yield
+
+
+def _key(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
+    """A key that may have to be repaired, up to its value; left out if it has none."""
     quote = yield from scan.peek()
     if quote in PLAIN:
         parts: list[str] = []
-        yield from _string(scan, quote, parts.append, before=":")
+        yield from _string(scan, quote, parts.append, BEFORE_COLON)
         key = "".join(parts)
     else:
         key = quoted((yield from scan.whole(WORD, LONGEST_WORD)))
     yield from scan.skip_space()
     yield from scan.expect(":")
     yield from scan.skip_space()
-    out.key(key)
-    if (yield from scan.peek()) in (",", "}", "]"):
-        out.drop_key()
-    else:
-        yield from _item(scan, out)
+    if (yield from scan.peek()) not in (",", "}", "]"):
+        out.key(key)
 
 
 def _item(scan: Scanner, out: ArgumentsJson) -> Steps[None]:
     """A string or a word; of an object or a list its bracket."""
-    first = yield from scan.peek()
-    if first in ("{", "["):
+    while not (first := scan.character):
+        yield from _wait(scan)
+    if found := scan.match(LEAF):
+        out.scalar(found[0])
+    elif first in "{[":
         scan.at += 1
         out.begin(first)
     elif first in PLAIN:
-        yield from _string(scan, first, out.string_part, before=AFTER_VALUE)
+        yield from _string(scan, first, out.string_part, AFTER_VALUE)
         out.end_string()
     else:
         word = yield from scan.whole(WORD, LONGEST_WORD)
@@ -109,34 +121,32 @@ def number(word: str) -> int | float:
         return float(word)
 
 
-def _string(scan: Scanner, quote: str, sink: Sink, *, before: str) -> Steps[None]:
-    """A string as it is written, without its quotation marks. One that stands in front of a word is part of it."""
+def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -> Steps[None]:
+    """A string as it is written, without its quotation marks. One in front of what cannot follow is part of it."""
     scan.at += 1
     plain = PLAIN[quote]
     while True:
-        character = yield from scan.peek()
-        if character == quote:
-            scan.at += 1
-            if (yield from _ends(scan, before)):
-                return
-            sink('\\"' if quote == '"' else quote)
-        elif character == "\\":
-            sink((yield from _escape(scan)))
-        elif part := scan.ready(plain):
+        if part := scan.ready(plain):
             part = CONTROL.sub(lambda found: quoted(found[0]), part)
             sink(part if quote == '"' else part.replace('"', '\\"'))
+        elif not (character := scan.character):
+            yield from _wait(scan)
+        elif character == "\\":
+            sink((yield from _escape(scan)))
         else:
-            raise Malformed
+            scan.at += 1
+            if scan.sees(followers) or (yield from _ends(scan, followers)):
+                return
+            sink('\\"' if quote == '"' else quote)
 
 
-def _ends(scan: Scanner, before: str) -> Steps[bool]:
-    """Whether a string ends here: in front of one of `before`, of markup, or of the text's end."""
+def _ends(scan: Scanner, followers: re.Pattern[str]) -> Steps[bool]:
+    """Whether a string ends here, or with the text; may have to wait for what follows."""
     begin = scan.at
     yield from scan.skip_space()
-    follower = yield from scan.peek()
-    is_next = scan.at == begin
+    at_end = not (yield from scan.peek())
     scan.at = begin
-    return (follower in before and not (is_next and follower in PLAIN)) or follower == "<"
+    return at_end or scan.sees(followers)
 
 
 def _escape(scan: Scanner) -> Steps[str]:

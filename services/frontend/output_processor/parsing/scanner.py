@@ -97,6 +97,17 @@ class Scanner:
         return self._text[self.settled - self._dropped : self._here]
 
     @property
+    def has_ended(self) -> bool:
+        """Whether all of the text has come."""
+        return self._ended
+
+    @property
+    def character(self) -> str:
+        """The next one; empty if it has not come, or at the end."""
+        here = self.at - self._dropped
+        return self._text[here] if here < len(self._text) else ""
+
+    @property
     def is_over(self) -> bool:
         """Whether all of the text has come and was read."""
         return self._ended and self._here == len(self._text)
@@ -140,6 +151,10 @@ class Scanner:
         if found is not None:
             self.at += len(found[0])
         return found
+
+    def sees(self, pattern: re.Pattern[str]) -> bool:
+        """Whether what is there begins with it; reads nothing."""
+        return pattern.match(self._text, self.at - self._dropped) is not None
 
     def whole(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
         """A run of characters of one class, read; Malformed if it is longer than `at_most`."""

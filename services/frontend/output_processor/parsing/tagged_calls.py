@@ -49,7 +49,7 @@ class Tags:
     parameter_end: str
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
-    bare_functions: bool = False  # the block's tag is sometimes missing
+    bare_functions: bool = False  # a block for each
     value_ends: Markers = field(init=False)
     markup: CallMarkup = field(init=False)
 
@@ -57,9 +57,9 @@ class Tags:
         padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
         ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
         object.__setattr__(self, "value_ends", ends)
-        starts = (self.block, self.function) if self.bare_functions else (self.block,)
-        inner = tuple(text for text in (self.function, *self.fillers) if text not in starts)
-        markup = CallMarkup(starts, (self.block_end,), inner, (self.parameter_end, self.function_end), self._scraps())
+        starts = (self.block, self.function)  # the block's tag is sometimes missing or misspelled
+        inner_ends = (self.parameter_end, self.function_end)
+        markup = CallMarkup(starts, (self.block_end,), self.fillers, inner_ends, (self.parameter,), self._scraps())
         object.__setattr__(self, "markup", markup)
 
     def _scraps(self) -> re.Pattern[str]:
@@ -176,12 +176,18 @@ class _Reading:
             self._scan.at -= len(found)
 
     def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
-        """A parameter that stands in a tag of its name."""
-        yield from self._scan.expect("<")
-        name = yield from self._name()
-        yield from self._scan.expect(">")
-        if not arguments.may_begin(name):
-            raise Malformed
+        """A parameter that stands in a tag of its name; any other tag that is whole is left unread."""
+        begin = self._scan.at
+        try:
+            yield from self._scan.expect("<")
+            name = yield from self._name()
+            yield from self._scan.expect(">")
+            if not arguments.may_begin(name):
+                raise Malformed
+        except Malformed:
+            if (yield from self._scan.peek()):
+                self._scan.at = begin
+            raise
         padding = one_newline if self._tags.on_lines else no_padding
         if self._tags.on_lines:
             yield from self._scan.try_text("\n")

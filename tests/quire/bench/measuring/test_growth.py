@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +89,14 @@ def test_a_look_at_this_process() -> None:
     assert after.memory > MIB
     assert (after.descriptors, after.threads) == (before.descriptors + 1, before.threads + 1)
     assert ProcessLook.of(2**22 + 1, 1.0) is None, "no process has such a number"
+
+
+def test_every_name_of_a_row_is_explained() -> None:
+    """In the README's table, which readers of `quire bench soak` are led to."""
+    section = (Path(growth.__file__).parents[1] / "README.md").read_text().partition("## Long runs")[2]
+    table = "".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines() if line.startswith("| `"))
+    explained = set(re.findall(r"`(\w+)`", table))
+    grown = growth.of_process(looks(MIB, 1), 1800, 1000) | growth.of_blocks([(look.at_s, 3) for look in looks()], 1800)
+    assert len(grown) > 15
+    assert set(grown) <= explained
+    assert {"service", "pid", "calls", "kills", "errors", "unowned_blocks"} <= explained

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from services.frontend.access.sources import KeyFile
 from shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
 from shared.kv import block_hash
 from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
@@ -477,3 +481,60 @@ async def test_what_a_page_of_another_origin_sends_without_asking_is_refused(
         answer = await frontend.http.post("/v1/completions", content=json.dumps(SHORT), headers=sent)
         assert answer.status_code == status
     assert bool(script.submissions) is (status == 200)
+
+
+@asynccontextmanager
+async def taken_up(folder: Path, tmp_path: Path, **settings: Any) -> AsyncIterator[Running]:
+    """A frontend of three tenants, one of which has as much under way as it may."""
+    keys = key_file(tmp_path, *(entry(name, tenant=name) for name in ("large", "small", "third")))
+    script = ScriptedScheduler(count_up)
+    script.pause()
+    async with scheduler(script), running(folder, script.address, api_keys=keys, **settings) as frontend:
+        call = complete(frontend, "large", prompt=["x"] * 16)
+        held = asyncio.create_task(call)
+        await script.until(lambda: script.num_running == 16)
+        yield frontend
+        script.resume()
+        assert (await held).status_code == 200
+        await frontend.until_idle(**shows("large"))
+
+
+async def test_a_call_with_as_many_prompts_as_places_leaves_some_to_other_tenants(folder: Path, tmp_path: Path) -> None:
+    async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
+        refused = await complete(frontend, "large")
+        assert refused.status_code == 429
+        assert "kept for tenants that hold little" in refused.json()["error"]["message"]
+        message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
+        over_grpc = frontend.inference.Generate(message, metadata=tuple(shows("large").items()))
+        with pytest.raises(grpc.aio.AioRpcError, match="kept for tenants that hold little"):
+            await over_grpc.read()
+        waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
+        async with asyncio.timeout(60):
+            while frontend.frontend.door.admission.num_samples < 16:  # all places: 14 count for the large call
+                await asyncio.sleep(0.005)
+    assert [(await call).status_code for call in waiting] == [200, 200]
+
+
+async def test_another_tenant_finds_a_place_over_grpc_as_well(folder: Path, tmp_path: Path) -> None:
+    message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
+    async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
+        call = frontend.inference.Generate(message, metadata=tuple(shows("small").items()))
+        waiting = asyncio.create_task(call.read())
+        refused = await complete(frontend, "large")
+        assert refused.status_code == 429
+    assert await waiting
+
+
+async def test_keys_of_one_tenant_share_all_places(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("one", tenant="t"), entry("two", tenant="t"))
+    script = ScriptedScheduler(count_up)
+    script.pause()
+    async with scheduler(script), running(folder, script.address, api_keys=keys, max_inflight_requests=4) as frontend:
+        held = asyncio.create_task(complete(frontend, "one", prompt=["x"] * 3))
+        await script.until(lambda: script.num_running == 3)
+        last = asyncio.create_task(complete(frontend, "one"))
+        await script.until(lambda: script.num_running == 4)
+        refused = await complete(frontend, "two")
+        assert refused.json()["error"]["message"] == "max_inflight_requests: 4 in flight and 1 asked for exceed 4"
+        script.resume()
+        assert [(await call).status_code for call in (held, last)] == [200, 200]

@@ -102,3 +102,99 @@ async def test_full_is_when_the_smallest_request_would_be_refused() -> None:
             except QuireError:
                 refused = True
             assert made.is_full(arriving) == refused
+
+
+def shared_door(max_samples: int, max_tokens: int = 10**6) -> CallAdmission:
+    return CallAdmission(max_samples, max_tokens, 1500, FrontendMetrics("m", 100), is_shared=lambda: True)
+
+
+def taken_by(admission: CallAdmission, tenant: str, num_samples: int, num_tokens: int = 1) -> Lease:
+    lease = admission.lease()
+    lease.tenant = tenant
+    lease.take(num_samples, num_tokens)
+    return lease
+
+
+async def test_a_tenant_that_takes_all_leaves_the_reserve_to_others() -> None:
+    admission = shared_door(1024)
+    large = taken_by(admission, "large", 1024)
+    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are kept for tenants that hold little"):
+        taken_by(admission, "large", 1)
+    held = [taken_by(admission, "small", 1) for _ in range(64)]
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "small", 1)
+    held += [taken_by(admission, "third", 1) for _ in range(42)]
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "third", 1)
+    for lease in held:
+        lease.release()
+    large.release()
+    assert (admission.num_samples, admission.num_tokens) == (0, 0)
+
+
+async def test_what_is_larger_than_a_tenant_may_hold_is_admitted_and_counts_as_that_much() -> None:
+    admission = shared_door(8, 80)
+    lease = taken_by(admission, "large", 100, 1_000)
+    assert (admission.num_samples, admission.num_tokens) == (7, 70)
+    lease.settle(5_000)
+    assert admission.num_tokens == 70
+    taken_by(admission, "small", 1, 5)
+    lease.release()
+    assert (admission.num_samples, admission.num_tokens) == (1, 5)
+
+
+async def test_tokens_have_a_reserve_as_well() -> None:
+    admission = shared_door(100, 800)
+    taken_by(admission, "large", 1, 10_000)
+    with pytest.raises(ResourceExhausted, match="max_queued_tokens"):
+        taken_by(admission, "large", 1, 10)
+    taken_by(admission, "small", 1, 50)
+    with pytest.raises(ResourceExhausted, match="max_queued_tokens"):
+        taken_by(admission, "small", 1, 10)
+
+
+async def test_without_tenants_nothing_is_kept_back() -> None:
+    admission, _ = door(max_samples=8)
+    taken(admission, 8, 10)
+    with pytest.raises(ResourceExhausted, match="8 in flight and 1 asked for exceed 8"):
+        taken(admission, 1, 1)
+
+
+async def test_a_tenant_that_holds_nothing_finds_a_place_whatever_one_other_did() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        admission = shared_door(chance.randint(2, 40))
+        held: list[Lease] = []
+        for _ in range(chance.randint(1, 60)):
+            try:
+                held.append(taken_by(admission, "large", chance.randint(1, 50), chance.randint(1, 10**6)))
+            except ResourceExhausted:
+                if held and chance.random() < 0.3:
+                    held.pop(chance.randrange(len(held))).release()
+        admission.check_open(0, "small")
+        held.append(taken_by(admission, "small", 1))
+        for lease in held:
+            lease.release()
+        assert (admission.num_samples, admission.num_tokens) == (0, 0)
+
+
+async def test_a_large_request_is_admitted_beside_others_and_counts_as_what_is_left() -> None:
+    admission = shared_door(80)
+    small = taken_by(admission, "small", 5)
+    large = taken_by(admission, "large", 80)
+    assert admission.num_samples == 70
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "third", 80)  # one at a time
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "large", 1)
+    large.release()
+    small.release()
+    assert admission.num_samples == 0
+
+
+async def test_a_large_request_waits_where_less_than_half_is_left() -> None:
+    admission = shared_door(80)
+    taken_by(admission, "small", 31)
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "large", 80)
+    taken_by(admission, "large", 39)

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from backports import zstd
+from starlette.types import Message, Receive
 
+from services.frontend.http.decoded_body import BodyDecoders, DecodedBytes
+from shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder
@@ -199,6 +202,53 @@ async def test_as_curl_sends_it(frontend: Running, tmp_path: Path) -> None:
             process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             out, _ = await process.communicate()
             assert out == b"200"
+
+
+async def test_bodies_of_many_calls_hold_only_so_much_together() -> None:
+    """Each of them is small as it is sent; one alone always fits, and what has been read is given back."""
+    decoders = BodyDecoders(most_held=1 << 20)
+    body = gzip.compress(random.Random(5).randbytes(400_000).hex().encode())
+
+    def receive() -> Receive:
+        return once(body)
+
+    async def read(held: DecodedBytes) -> int:
+        receiving, num_bytes = decoders.decoded(receive(), ("gzip",), 1 << 24, held), 0
+        while (message := await receiving())["more_body"]:
+            num_bytes += len(message["body"])
+        return num_bytes
+
+    with decoders.held() as first:
+        assert await read(first) == 800_000
+        with decoders.held() as second, pytest.raises(ResourceExhausted, match="or send the body without"):
+            await read(second)
+        first.release()
+        with decoders.held() as third:
+            assert await read(third) == 800_000
+            with decoders.held() as fourth, pytest.raises(ResourceExhausted):
+                await decoders.whole(body, ("gzip",), 1 << 24, fourth)
+    with BodyDecoders(most_held=1000).held() as alone:
+        assert len(await decoders.whole(body, ("gzip",), 1 << 24, alone)) == 800_000
+    assert decoders.num_held == 0
+    decoders.close()
+
+
+def once(body: bytes) -> Receive:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def test_what_was_read_is_given_back_before_the_answer(frontend: Running) -> None:
+    decoders = frontend.frontend.door.decoders
+    body = packed(json.dumps({**BODIES["/v1/completions"], "max_tokens": 200, "stream": True}).encode(), "gzip")
+    async with frontend.http.stream(
+        "POST", "/v1/completions", content=body, headers={"content-encoding": "gzip"}
+    ) as answer:
+        assert answer.status_code == 200
+        assert decoders.num_held == 0
+        await answer.aread()
 
 
 async def test_the_document_names_the_status(frontend: Running) -> None:

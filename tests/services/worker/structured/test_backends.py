@@ -285,30 +285,6 @@ def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
     assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
 
 
-def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(tokenizer: Tokenizer) -> None:
-    """Text that needs no escape is walked without the library; so are automata of regular expressions."""
-    constraints = [
-        pb.StructuredOutput(
-            json_schema='{"items": {"type": "string", "minLength": 2, "maxLength": 4}, "type": "array"}'
-        ),
-        pb.StructuredOutput(json_object=True),
-        pb.StructuredOutput(regex=r"(?=.*\d)[a-z ]{2,5}[^x]{0,3}"),
-    ]
-    for constraint in constraints:
-        grammar = backend(LM_FORMAT_ENFORCER).compile(constraint)
-        for beginning in ("", '["', '["a', '["abc', '{"', '{"a": "x', "ab", "a 1"):
-            matcher = grammar.start()
-            ids = tokenizer.encode(beginning).ids if beginning else []
-            if matcher.accept(ids) < len(ids):
-                continue
-            found = set(allowed(mask_of(LM_FORMAT_ENFORCER, matcher)))
-            for token_id in range(256, 4096, 5):
-                taken = matcher.accept([token_id]) == 1
-                assert taken or token_id not in found, (beginning, tokenizer.decode([token_id]))
-                assert not taken or token_id in found or SPACES.match(tokenizer.decode([token_id])), beginning
-                matcher.rollback(taken)
-
-
 def test_any_object_takes_a_part_of_the_time_that_a_process_has(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
@@ -343,3 +319,27 @@ def test_an_automaton_of_outlines_is_that_of_whole_texts(
     taken = began.accept(first)
     began.rollback(taken)
     assert began.accept(first) == len(first), "as from the beginning"
+
+
+def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(tokenizer: Tokenizer) -> None:
+    """Text that needs no escape is walked without the library; so are automata of regular expressions."""
+    constraints = [
+        pb.StructuredOutput(
+            json_schema='{"items": {"type": "string", "minLength": 2, "maxLength": 4}, "type": "array"}'
+        ),
+        pb.StructuredOutput(json_object=True),
+        pb.StructuredOutput(regex=r"(?=.*\d)[a-z ]{2,5}[^x]{0,3}"),
+    ]
+    for constraint in constraints:
+        grammar = backend(LM_FORMAT_ENFORCER).compile(constraint)
+        for beginning in ("", '["', '["a', '["abc', '{"', '{"a": "x', "ab", "a 1"):
+            matcher = grammar.start()
+            ids = tokenizer.encode(beginning).ids if beginning else []
+            if matcher.accept(ids) < len(ids):
+                continue
+            found = set(allowed(mask_of(LM_FORMAT_ENFORCER, matcher)))
+            for token_id in range(256, 4096, 5):
+                taken = matcher.accept([token_id]) == 1
+                assert taken or token_id not in found, (beginning, tokenizer.decode([token_id]))
+                assert not taken or token_id in found or SPACES.match(tokenizer.decode([token_id])), beginning
+                matcher.rollback(taken)

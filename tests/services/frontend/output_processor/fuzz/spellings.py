@@ -177,7 +177,8 @@ MINIMAX = tagged(
     '<parameter name="KEY">',
     "</minimax:tool_call> </invoke> </parameter>",
 )
-INVOKE_TAGS = ("<invoke ", "</invoke>", "<parameter ", "</parameter>")
+STEP_TAGS = ('<steptml:invoke name="', "</steptml:invoke>", '<steptml:parameter name="', "</steptml:parameter>")
+INVOKE_TAGS = ('<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
 
 
 def dsml(block: str) -> WriteCalls:
@@ -239,7 +240,7 @@ FAMILIES = (
     Family("qwen3_json", "holo2", HERMES, (), **OPEN),
     Family("qwen3_xml", "qwen3", QWEN, FUNCTION_TAGS, **OPEN),
     Family("seed_oss", "seed_oss", SEED, FUNCTION_TAGS, "<seed:think>", "</seed:think>"),
-    Family("step3", "step3", step3, ("<steptml:", "</steptml:"), **THINK),
+    Family("step3", "step3", step3, STEP_TAGS, **THINK),
     Family("step3p5", "step3p5", QWEN, FUNCTION_TAGS, **OPEN),
     Family("xlam", "", objects(before="[", between=", ", after="]"), (), calls_alone=True),
 )  # fmt: skip

@@ -18,8 +18,6 @@ from tests.services.frontend.output_processor.fuzz.reading import FamilyReader, 
 from tests.services.frontend.output_processor.fuzz.spellings import FAMILIES, Family
 
 NUM_CASES = int(os.environ.get("QUIRE_FUZZ_CASES", "100"))  # of each family
-TAGGED = {"mimo", "minimax_m2", "nemotron_v3", "qwen3_coder", "qwen3_xml", "seed_oss", "step3", "step3p5"}
-FAILING = TAGGED  # begin tags of parameters stay behind where a function's begin is broken
 
 
 def label(family: Family) -> str:
@@ -43,14 +41,7 @@ def test_answers_without_a_fault_are_read_whole(family: Family, tokenizer: Token
         assert arguments == [call.arguments for call in answer.calls]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=pytest.mark.xfail(strict=True)) if family.tools in FAILING else family
-        for family in FAMILIES
-    ],
-    ids=label,
-)
+@pytest.mark.parametrize("family", FAMILIES, ids=label)
 def test_answers_with_a_fault_give_whole_calls_or_text(family: Family, tokenizer: Tokenizer) -> None:
     assert failures(family, tokenizer, ANSWERS, range(NUM_CASES)) == []
 

@@ -1,0 +1,25 @@
+"""SECURITY.md's recipe for certificates, typed as it stands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.operations.test_guide import ROOT, typed, with_free_ports
+
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MISSING = [program for program in ("bash", "curl", "openssl") if shutil.which(program) is None]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+def test_certificates_of_the_recipe_are_taken_by_services_and_clients(tmp_path: Path) -> None:
+    (recipe,) = BLOCK.findall((ROOT / "SECURITY.md").read_text())
+    printed = typed(with_free_ports(recipe), tmp_path)
+    assert re.search(r"ok +client_tls +run/certs/service.pem and its key fit together", printed)
+    assert "FAIL" not in printed
+    assert '"id":"quire-tiny"' in printed
+    assert re.search(r"^68$", printed, re.MULTILINE)
+    assert re.search(r"^quire: localhost:\d+ answers with TLS; say with --tls ca=FILE", printed, re.MULTILINE)
