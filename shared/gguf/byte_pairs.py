@@ -83,7 +83,7 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
             "byte_fallback": False,
             "ignore_merges": cut.whole_words,
             "vocab": {text: number for number, text in enumerate(words.tokens)},
-            "merges": _merges(words),
+            "merges": read_merges(words),
         },
     }
     return made, cut.adds_bos
@@ -100,7 +100,8 @@ def _regex(cut: Cut) -> dict[str, bool]:
     return {"use_regex": not cut.regexes}
 
 
-def _merges(words: GgufVocabulary) -> list[list[str]]:
+def read_merges(words: GgufVocabulary) -> list[list[str]]:
+    """Returns the file's pairs in order. Raises InvalidArgument for one that needs or makes what is no token."""
     pairs, known = [], set(words.tokens)
     for merge in words.values.texts(MERGES):
         first, _, second = merge.partition(" ")

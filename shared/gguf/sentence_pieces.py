@@ -1,4 +1,5 @@
-"""`tokenizer.ggml.model: llama`: pieces with scores, as SentencePiece's BPE leaves them.
+"""`tokenizer.ggml.model: llama`: pieces with scores, as SentencePiece's BPE leaves them. `gemma4`: the same
+pieces, with their merges in the file.
 
 The pair whose piece has the highest score is merged first: so the pairs, in the order of these scores, are the merges.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from shared.gguf.byte_pairs import read_merges
 from shared.gguf.kinds import TokenKind
 
 if TYPE_CHECKING:
@@ -20,8 +22,17 @@ MAX_PIECE = 256  # characters of a piece that is made of others; longer ones wou
 
 
 def parts(words: GgufVocabulary) -> dict[str, Any]:
+    """Returns parts of a tokenizer.json, with merges made of scores."""
+    return _parts(words, _merges(words), prefixed=words.values.flag(ADD_PREFIX, True))
+
+
+def parts_with_merges(words: GgufVocabulary) -> dict[str, Any]:
+    """Returns parts of a tokenizer.json, with the file's merges; texts are not cut into words."""
+    return _parts(words, read_merges(words), prefixed=False)
+
+
+def _parts(words: GgufVocabulary, merges: list[list[str]], *, prefixed: bool) -> dict[str, Any]:
     unknown = words.token("unknown_token_id")
-    prefixed = words.values.flag(ADD_PREFIX, True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
@@ -41,7 +52,7 @@ def parts(words: GgufVocabulary) -> dict[str, Any]:
             "byte_fallback": TokenKind.BYTE in words.kinds,
             "ignore_merges": False,
             "vocab": {text: number for number, text in enumerate(words.tokens)},
-            "merges": _merges(words),
+            "merges": merges,
         },
     }
 

@@ -14,6 +14,7 @@ PREFIX = "tokenizer.ggml."
 TEMPLATE, NAMED_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 SPECIALS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 DEFAULT_TEMPLATE = "default"
+NO_TOKEN = 2**32 - 1  # written for a token that the vocabulary does not have: -1 without a sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class GgufVocabulary:
         if PREFIX + key not in self.values:
             return None
         number = self.values.integer(PREFIX + key)
+        if number == NO_TOKEN:
+            return None
         if not 0 <= number < len(self.tokens):
             raise self.header.refusal(f"{PREFIX}{key} is {number}, it has {len(self.tokens)} tokens")
         return number, self.tokens[number]
@@ -52,8 +55,10 @@ def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
         parts, adds_bos = byte_pairs.parts(words)
     elif model == "llama":
         parts, adds_bos = sentence_pieces.parts(words), True
+    elif model == "gemma4":
+        parts, adds_bos = sentence_pieces.parts_with_merges(words), True
     else:
-        raise words.header.refusal(f"{PREFIX}model is {model[:80]!r}; there are gpt2 and llama")
+        raise words.header.refusal(f"{PREFIX}model is {model[:80]!r}; there are gpt2, llama and gemma4")
     return {
         "version": "1.0",
         "truncation": None,

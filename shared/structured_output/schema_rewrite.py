@@ -26,6 +26,8 @@ ASSERTIONS = frozenset((
     "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else", "allOf", "anyOf", "oneOf", "not",
     "$ref", "$dynamicRef", "$recursiveRef", "$defs", "definitions",
 ))  # fmt: skip
+MAX_BOUND = 2**63 - 1024  # the largest float below 2**63
+WIDE_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 HOLD_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
 HOLD_NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 EXACT_NAMES = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$")
@@ -87,7 +89,18 @@ def for_llguidance(schema: Any) -> Any:
 
 
 def _for_llguidance(schema: Json) -> Json:
-    return _with_plain_patterns(_with_exact_names(_with_names(_without_annotations(schema))))
+    return _with_small_bounds(_with_plain_patterns(_with_exact_names(_with_names(_without_annotations(schema)))))
+
+
+def _with_small_bounds(schema: Json) -> Json:
+    """Narrows bounds that are wider than the library can compile; those of int64, which OpenAPI generators write, are
+    wider by up to 1,024."""
+    found = dict(schema)
+    for key, sign in WIDE_BOUNDS.items():
+        bound = found.get(key)
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and sign * bound > MAX_BOUND:
+            found[key] = sign * MAX_BOUND
+    return found
 
 
 def _with_plain_patterns(schema: Json) -> Json:

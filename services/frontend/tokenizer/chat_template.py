@@ -72,6 +72,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+# Templates put these before a text with `+`, also where a vocabulary has no such token.
+NO_TOKENS = {"bos_token": "", "eos_token": ""}
+
+
 class ChatTemplate:
     """Refuses with InvalidArgument what the template refuses, and everything when the model has none."""
 
@@ -132,6 +136,7 @@ class ChatTemplate:
         source = self.chosen(name=name, tools=bool(tools))
         scope = {
             "documents": None,  # templates ask whether these are none
+            **NO_TOKENS,
             **self.variables,
             **variables,
             "messages": messages,

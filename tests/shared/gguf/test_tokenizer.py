@@ -75,6 +75,45 @@ def test_pieces_have_a_beginning_bytes_and_added_tokens(write: Write) -> None:
     assert bare.encode("ab", add_special_tokens=False).tokens == ["ab"]
 
 
+def test_pieces_with_merges_of_their_own_are_joined_by_these(write: Write) -> None:
+    """As Gemma 4's files have them: texts are not cut into words, and begin with no space."""
+    merges = [f"{SPACE} a", "b c", "a b", f"{SPACE}a b", "\n \n"]
+    begin = {"<unk>": 2, "<bos>": 3, "<eos>": 3, "<0x07>": 6}
+    texts = [*begin, *PIECES, "\n", "\n\n", "ab", "<user>"]
+    texts = [*dict.fromkeys(texts)]
+    values = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [*begin.values(), *[1] * (len(texts) - len(begin) - 1), 4],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = opened(as_folder(write(values)))
+    assert tokenizer.encode("abc ab\n\nb").tokens == ["<bos>", "a", "bc", f"{SPACE}ab", "\n\n", "b"]
+    assert tokenizer.encode("a\x07<user> a", add_special_tokens=False).tokens == ["a", "<0x07>", "<user>", f"{SPACE}a"]
+    for text in ("abc ab\n\nb", " a  b", "a\x07"):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+    with pytest.raises(InvalidArgument, match="makes or needs what is no token"):
+        as_folder(write({**values, "tokenizer.ggml.merges": ["a zz"]}))
+
+
+@pytest.mark.parametrize("key", ["bos", "eos", "padding", "unknown", "seperator"])
+def test_a_token_that_a_vocabulary_does_not_have_is_none(write: Write, key: str) -> None:
+    """llama.cpp#7157: trainers write -1 as an unsigned number."""
+    folder = as_folder(write({f"tokenizer.ggml.{key}_token_id": 2**32 - 1}))
+    assert opened(folder).get_vocab_size() == 40
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert {"bos": "bos_token", "padding": "pad_token", "unknown": "unk_token"}.get(key) not in config
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(write: Write) -> None:
+    with pytest.raises(InvalidArgument, match=r"tokenizer\.ggml\.bos_token_id is 4000, it has 40 tokens"):
+        as_folder(write({"tokenizer.ggml.bos_token_id": 4000}))
+
+
 LINE = "I'll pay  $1234 at 10:30,\n\nOK?"
 CUTS = {
     "gpt-2": ["I", "'ll", " pay", " ", " $", "1234", " at", " 10", ":", "30", ",", "\n", "\n", "OK", "?"],
@@ -197,7 +236,10 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (byte_pairs(**{"tokenizer.ggml.model": "t5"}), r"tokenizer\.ggml\.model is 't5'; there are gpt2 and llama"),
+        (
+            byte_pairs(**{"tokenizer.ggml.model": "t5"}),
+            r"tokenizer\.ggml\.model is 't5'; there are gpt2, llama and gemma4",
+        ),
         (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
         (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' makes or needs what is no"),
         (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),

@@ -82,3 +82,25 @@ def test_other_patterns_of_names_stay() -> None:
         "patternProperties": {"^n_": {"type": "integer"}},
         "properties": {"m": {"type": "null"}},
     }
+
+
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}  # as OpenAPI generators write format int64
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "integer", **INT64}, (0, -5, 2**62, -(2**63) + 1024), (2**64, 1.5)),
+        ({"type": "integer", "minimum": -(2**63)}, (-(2**62), 7), (-(2**64), "7")),
+        ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, (0, 2**62), (-1, 2**65)),
+        ({"type": "number", "minimum": 0, "maximum": 2**63 - 1}, (0, 1.5, 2**62), (-1, 2**64)),
+        ({"type": "number", "exclusiveMaximum": 1e20}, (-1.5, 10**18), (1e21,)),
+    ],
+)
+def test_bounds_of_64_bits_are_kept_to(schema: dict[str, Any], right: tuple[Any, ...], wrong: tuple[Any, ...]) -> None:
+    assert all(takes(schema, value) for value in right)
+    assert not any(takes(schema, int(value) if value == 1e21 else value) for value in wrong)
+
+
+def test_a_least_value_beyond_64_bits_is_never_widened() -> None:
+    assert for_llguidance({"type": "integer", "minimum": 2**70}) == {"type": "integer", "minimum": 2**70}

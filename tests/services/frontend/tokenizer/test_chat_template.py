@@ -22,6 +22,20 @@ def test_chatml() -> None:
     assert render(CHATML) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token + messages[0].content }}", "hello"),  # nobodywho#61
+        ("{{ messages[0].content + eos_token }}", "hello"),
+        ("{% set c = bos_token + '[' %}{{ c }}{{ bos_token }}", "["),
+        ("{{ bos_token | default('<s>') }}{{ 'x' if bos_token else 'none' }}", "none"),
+    ],
+)
+def test_a_token_that_the_vocabulary_does_not_have_is_no_text(source: str, text: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render(HELLO, open_turn=True, continue_last=False, variables={}) == text
+
+
 def test_last_message_stays_open() -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Sure, "}]
     template = ChatTemplate(CHATML, {})
