@@ -191,7 +191,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
     ],
 )
 async def test_chat_refusals(frontend: Running, request_: pb.ChatRequest, text: str) -> None:
-    assert (await refusal(frontend.inference.Chat(request_))).details() == text
+    assert ((await refusal(frontend.inference.Chat(request_))).details() or "").startswith(text)
 
 
 async def test_developer_turns_are_instructions(frontend: Running, script: ScriptedScheduler) -> None:
