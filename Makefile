@@ -20,7 +20,7 @@ $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto
 	touch $@
 
 protos: setup
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m quire.protos.generate
 
 demo: setup
 	$(BIN)/quire demo

@@ -20,10 +20,9 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from kernels.cpu import build, built  # noqa: E402
-from protos import generate  # noqa: E402
+from quire.kernels.cpu import build, built  # noqa: E402
+from quire.protos import generate  # noqa: E402
 
-OF_THE_CHECKOUT = {"evals", "training"}  # of the bundled model, whose weights are in the wheel
 ARCH = os.environ.get("KERNELS_ARCH", "native")
 
 
@@ -34,12 +33,11 @@ class BuildPy(build_py):
         root = ROOT if self.editable_mode else Path(self.build_lib)
         if not self.editable_mode:
             shutil.rmtree(root, ignore_errors=True)  # setuptools would keep modules that are gone
-            self.packages = [name for name in self.packages if name.split(".")[0] not in OF_THE_CHECKOUT]
         super().run()
         with tempfile.TemporaryDirectory() as scratch:
             generate.generate(Path(scratch))
-            generate.publish(Path(scratch), root / "shared" / "pb")
-        compile_kernels(root / "kernels" / "cpu" / "build")
+            generate.publish(Path(scratch), root / "quire" / "shared" / "pb")
+        compile_kernels(root / "quire" / "kernels" / "cpu" / "build")
 
 
 class BdistWheel(bdist_wheel):

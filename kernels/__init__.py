@@ -58,14 +58,14 @@ FUNCTIONS = (
 
 # By device type, best first. Names are imported only when that device is asked for.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "cpu": ("kernels.cpu", "kernels.reference"),
-    "cuda": ("kernels.triton", "kernels.reference"),
+    "cpu": ("quire.kernels.cpu", "quire.kernels.reference"),
+    "cuda": ("quire.kernels.triton", "quire.kernels.reference"),
 }
 
 # The same where a row must have the same bits in any batch; the reference then serves for what it does row by row.
 BATCH_INVARIANT: dict[str, tuple[str, ...]] = {
     "cpu": PACKAGES["cpu"],
-    "cuda": ("kernels.triton.batch_invariant", *PACKAGES["cuda"]),
+    "cuda": ("quire.kernels.triton.batch_invariant", *PACKAGES["cuda"]),
 }
 
 

@@ -1,4 +1,4 @@
-"""Generates shared/pb from protos/quire and protos/dialects: `python -m protos.generate` (make protos).
+"""Generates shared/pb from protos/quire and protos/dialects: `python -m quire.protos.generate` (make protos).
 
 Writes the reference as well (reference.py). The Python modules lie at shared/pb/<area>/v1/, not under a package named
 `quire`, which is the project's public face, and at shared/pb/dialects/.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-from protos import reference
+from quire.protos import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
@@ -41,7 +41,7 @@ def publish(generated: Path, out: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(area, target)
         for module in target.rglob("*.py*"):
-            module.write_text(OWN_IMPORT.sub(r"\1 shared.pb.", module.read_text()))
+            module.write_text(OWN_IMPORT.sub(r"\1 quire.shared.pb.", module.read_text()))
         for folder in (target, *(p for p in target.rglob("*") if p.is_dir())):
             (folder / "__init__.py").touch()
 

@@ -1,6 +1,6 @@
-"""Writes protos/reference/*.md from the comments of the .proto files: `python -m protos.reference`.
+"""Writes protos/reference/*.md from the comments of the .proto files: `python -m quire.protos.reference`.
 
-`python -m protos.generate` (make protos) does so as well.
+`python -m quire.protos.generate` (make protos) does so as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
 PAGES = PROTOS / "reference"
-NOTE = "<!-- Made by `python -m protos.reference` from the comments of the .proto files: do not edit. -->"
+NOTE = "<!-- Made by `python -m quire.protos.reference` from the comments of the .proto files: do not edit. -->"
 # As a descriptor counts its parts: numbers of fields of the descriptors themselves.
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, INNER_MESSAGES, INNER_ENUMS, VALUES, METHODS, SYNTAX = 2, 3, 4, 2, 2, 12

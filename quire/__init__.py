@@ -8,7 +8,7 @@ from quire import interrupts  # noqa: F401  # first: until then Ctrl-C prints wh
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shared.version import VERSION as __version__
+from quire.shared.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from quire.async_client import AsyncClient
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from quire.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
+    from quire.shared.settings.tls import Tls
     from quire.weights_group import WeightsUpdateGroup
-    from shared.settings.tls import Tls
 
 _HOMES = {
     "LLM": "quire.llm",
@@ -32,7 +32,7 @@ _HOMES = {
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.params",
-    "Tls": "shared.settings.tls",
+    "Tls": "quire.shared.settings.tls",
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",

@@ -9,15 +9,15 @@ from typing import Any
 
 from quire import weights_memory, weights_stream
 from quire.requests import translated_errors
-from shared.errors import InvalidArgument, Unavailable
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
-from shared.rpc import admin_pass
-from shared.rpc.admin_pass import AdminPass
-from shared.rpc.channel import connect_blocking
-from shared.settings.base import LOOPBACK
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.errors import InvalidArgument, Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
+from quire.shared.rpc import admin_pass
+from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc.channel import connect_blocking
+from quire.shared.settings.base import LOOPBACK
+from quire.shared.settings.tls import NO_TLS, Tls
 
 RESET_TIMEOUT_S = 60.0
 PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers

@@ -10,7 +10,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from shared import batch_lines
+from quire.shared import batch_lines
 
 LONGEST_WAIT_S = 30.0
 AWAY_S = 60.0  # how long a server may be away

@@ -13,8 +13,8 @@ import grpc
 
 from quire.refused_streams import answered
 from quire.requests import from_rpc, translated_errors
-from shared.errors import DeadlineExceeded, InvalidArgument
-from shared.pb.batch.v1 import batch_pb2 as pb
+from quire.shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.pb.batch.v1 import batch_pb2 as pb
 
 PIECE_BYTES = 48 * 1024  # which a frontend looks at where it is
 POLL_S = 0.5

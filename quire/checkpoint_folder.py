@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -47,14 +47,14 @@ from quire.requests import (
     score_request,
     translated_errors,
 )
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.batch.v1 import batch_pb2_grpc
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.rpc.channel import connect_blocking
-from shared.settings.tls import NO_TLS, Tls
-from shared.weights_heads import DEFAULT_GROUP, tensor_heads
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.rpc.channel import connect_blocking
+from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.weights_heads import DEFAULT_GROUP, tensor_heads
 
 TIMEOUT_S = 120.0  # of a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"

@@ -9,8 +9,8 @@ from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.lora import LoadedAdapters
 from quire.metrics import Metric, parse
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.settings import SERVICES
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.settings import SERVICES
 
 ADMIN = ("admin_address", "admin_key_file")
 

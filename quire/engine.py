@@ -14,8 +14,8 @@ from quire.lora import LoadedAdapters, LoRARequest, LoRARequests
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import Params, Prompt, RequestOptions, for_each, generate_request, is_one, options_for_each, plain
-from shared.errors import FailedPrecondition
-from shared.settings import SERVICES
+from quire.shared.errors import FailedPrecondition
+from quire.shared.settings import SERVICES
 
 
 class LLMEngine:
@@ -34,7 +34,7 @@ class LLMEngine:
             sections[service]["model"] = self._folder
             sections[service].setdefault("served_model_name", served)
         made = [SERVICES[service](**sections[service]) for service in ("frontend", "scheduler", "worker")]
-        self._engine = importlib.import_module("services.in_process.engine").InProcessEngine(*made)
+        self._engine = importlib.import_module("quire.services.in_process.engine").InProcessEngine(*made)
         self._gathered: dict[str, Gathered] = {}
         self._adapters = LoadedAdapters(self)
 

@@ -10,8 +10,8 @@ from quire.lora import LoRARequest, LoRARequests
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.progress import bar
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_one
-from shared.errors import InvalidArgument
-from shared.weights_heads import DEFAULT_GROUP
+from quire.shared.errors import InvalidArgument
+from quire.shared.weights_heads import DEFAULT_GROUP
 
 Pooled = TypeVar("Pooled")
 

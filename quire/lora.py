@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quire.requests import RequestOptions, one_each
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
-from shared.errors import InvalidArgument, QuireError
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 Message = pb.GenerateResponse | pb.ChatResponse
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 
 Json = str | bool | Mapping[str, Any]
 
@@ -91,7 +91,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Unnamed):
-    """Every field may be left out. The cluster checks them: a value out of range raises `shared.errors.InvalidArgument`
+    """Every field may be left out. The cluster checks them: a value out of range raises `quire.shared.errors.InvalidArgument`
     with the field's name. Meanings and ranges: protos/quire/common/v1/sampling.proto.
     """
 

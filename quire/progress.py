@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quire.outputs import RequestOutput
-from shared.errors import FailedPrecondition
+from quire.shared.errors import FailedPrecondition
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire import checkpoint_folder
 from quire.checkpoint_folder import OTHER_WAY_ROUND, WrittenFolder
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor

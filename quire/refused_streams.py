@@ -7,7 +7,7 @@ from typing import Any
 from grpc.aio import AioRpcError
 
 from quire.requests import from_rpc
-from shared.rpc.endings import CallEnding
+from quire.shared.rpc.endings import CallEnding
 
 
 async def answered(call: Any) -> Any:

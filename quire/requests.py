@@ -12,9 +12,9 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from quire.params import SamplingParams
-from shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
-from shared.pb.common.v1 import finish_pb2, pooling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
+from quire.shared.pb.common.v1 import finish_pb2, pooling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 Given = TypeVar("Given")
 Plain = str | Sequence[int]
@@ -279,7 +279,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Errors of the call as shared.errors."""
+    """Errors of the call as quire.shared.errors."""
     try:
         yield
     except grpc.RpcError as error:

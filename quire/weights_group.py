@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from quire import weights_stream
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.weights_heads import DEFAULT_GROUP
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.weights_heads import DEFAULT_GROUP
 
 if TYPE_CHECKING:
     from quire.client import Client

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
-from shared.weights_heads import DTYPES, HEADS_IN_A_PIECE
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
+from quire.shared.weights_heads import DTYPES, HEADS_IN_A_PIECE
 
 PIECE_BYTES = 512 * 1024
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 ENDPOINTS = (
     "/v1/chat/completions",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from shared.pb.common.v1 import finish_pb2 as pb
+from quire.shared.pb.common.v1 import finish_pb2 as pb
 
 FIRST_CHARACTERS, LAST_CHARACTERS = 1200, 400  # of a message: what is wrong stands at its beginning or its end
 FIELD_CHARACTERS = 200

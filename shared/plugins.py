@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:

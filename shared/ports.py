@@ -6,7 +6,7 @@ import errno
 import socket
 from typing import Any
 
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
 
 
 def bind(host: str, port: int, field: str, *, share: bool = False) -> socket.socket:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def first_position(sampling: sampling_pb2.SamplingParams) -> int:

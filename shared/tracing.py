@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shared.errors import InvalidArgument
-from shared.settings.base import Settings
-from shared.version import VERSION
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.base import Settings
+from quire.shared.version import VERSION
 
 MOST_EVENTS = 100  # of one span; OpenTelemetry's own bound is 128
 LAST_SPANS_MS = 2000  # that leaving waits for them to be sent

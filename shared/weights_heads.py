@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
 
 DEFAULT_GROUP = "weight_update_group"  # that a trainer broadcasts them in
 HEADS_IN_A_PIECE = 512

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc.aio
 
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.rpc import admin_pass
-from shared.rpc.admin_pass import AdminPass
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.rpc import admin_pass
+from quire.shared.rpc.admin_pass import AdminPass
 
 
 class Admin:

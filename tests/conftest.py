@@ -80,6 +80,6 @@ def pytest_runtest_logfinish() -> None:
 def pytest_collection_finish() -> None:
     """Services and ranks begin with what they import in memory; what files of tests set at import is set by now."""
     process.launch = Zygotes().start
-    if ranks := sys.modules.get("services.worker.ranks.processes"):
+    if ranks := sys.modules.get("quire.services.worker.ranks.processes"):
         ranks.BEGINNING = multiprocessing.get_context("forkserver")  # type: ignore[attr-defined]
-        multiprocessing.set_forkserver_preload(["services.worker.service"])
+        multiprocessing.set_forkserver_preload(["quire.services.worker.service"])

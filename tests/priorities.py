@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shared.process.priority import NICENESS
+from quire.shared.process.priority import NICENESS
 
 LOWEST = 19
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from quire.client import Client
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 
 PATIENCE_S = 60.0
 

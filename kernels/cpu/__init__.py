@@ -62,4 +62,4 @@ def __getattr__(name: str) -> Any:
         "recurrent_layers": OF_RECURRENT,
     }
     room = next((room for room, names in rooms.items() if name in names), "functions")
-    return getattr(importlib.import_module(f"kernels.cpu.{room}"), name)
+    return getattr(importlib.import_module(f"quire.kernels.cpu.{room}"), name)

@@ -1,4 +1,4 @@
-"""Compiles the library: `python -m kernels.cpu.build [--arch ARCH] [--compiler CXX]`.
+"""Compiles the library: `python -m quire.kernels.cpu.build [--arch ARCH] [--compiler CXX]`.
 
 Only what changed is compiled: an object's name carries a digest of its source, the headers and the flags, and for
 `native` of this CPU. Without a compiler nothing is built, which is no error: kernels.load then takes the reference.
@@ -17,8 +17,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernels.cpu import built, processor
-from kernels.cpu.built import digest
+from quire.kernels.cpu import built, processor
+from quire.kernels.cpu.built import digest
 
 COMPILERS = ("g++", "clang++", "c++")
 # -ffp-contract=off: see simd.h. maybe-uninitialized is wrong about GCC 12's own AVX-512 headers.
@@ -27,13 +27,15 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-psabi")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description="Compiles the CPU kernels.")
+    parser = argparse.ArgumentParser(prog="python -m quire.kernels.cpu.build", description="Compiles the CPU kernels.")
     parser.add_argument("--arch", default="native", help="as in -march, e.g. x86-64-v3 or x86-64-v4 for images")
     parser.add_argument("--compiler", help=f"default: the first of {', '.join(COMPILERS)}")
     options = parser.parse_args(arguments)
     compiler = find_compiler(options.compiler)
     if compiler is None:
-        print(f"kernels.cpu: no C++ compiler ({options.compiler or ', '.join(COMPILERS)}); the reference will be used")
+        print(
+            f"quire.kernels.cpu: no C++ compiler ({options.compiler or ', '.join(COMPILERS)}); the reference will be used"
+        )
         return 0
     start = time.monotonic()
     try:
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     except subprocess.CalledProcessError as error:
         print(error.stderr, file=sys.stderr)
         return 1
-    print(f"kernels.cpu: {compiled} files compiled for {options.arch} in {time.monotonic() - start:.1f} s")
+    print(f"quire.kernels.cpu: {compiled} files compiled for {options.arch} in {time.monotonic() - start:.1f} s")
     return 0
 
 

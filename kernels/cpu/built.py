@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from kernels.cpu import processor
+from quire.kernels.cpu import processor
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
@@ -70,13 +70,13 @@ def unsuitable(directory: Path = BUILD) -> str | None:
     """Why the library in `directory` must not be loaded here, or None."""
     stamp = read_stamp(directory)
     if not stamp or not (directory / LIBRARY).exists():
-        return "not built: python -m kernels.cpu.build"
+        return "not built: python -m quire.kernels.cpu.build"
     if stamp["machine"] != platform.machine():
         return f"built for {stamp['machine']}, this is {platform.machine()}"
     present = processor.features()
     missing = [need for need in stamp["needs"] if need not in present] if present else []
     if missing:
-        return f"built for a CPU with {', '.join(missing)}, which this one lacks: python -m kernels.cpu.build"
+        return f"built for a CPU with {', '.join(missing)}, which this one lacks: python -m quire.kernels.cpu.build"
     if stamp["sources"] != source_digest():
-        return "built from other sources than these: python -m kernels.cpu.build"
+        return "built from other sources than these: python -m quire.kernels.cpu.build"
     return None

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import reference
-from kernels.cpu.functions import aligned, dense
-from kernels.cpu.native import DTYPES, LIBRARY, calls
-from kernels.reference.experts import ExpertsWeight
-from kernels.reference.low_rank import ExpertAdditions
-from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
+from quire.kernels import reference
+from quire.kernels.cpu.functions import aligned, dense
+from quire.kernels.cpu.native import DTYPES, LIBRARY, calls
+from quire.kernels.reference.experts import ExpertsWeight
+from quire.kernels.reference.low_rank import ExpertAdditions
+from quire.kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
 
 Tensor = torch.Tensor
 
@@ -34,7 +34,7 @@ class PackedExperts:
 
     @property
     def by_expert(self) -> tuple[Tensor, ...]:
-        """As kernels.reference.ExpertsWeight has it: tiles as bytes."""
+        """As quire.kernels.reference.ExpertsWeight has it: tiles as bytes."""
         kept = (owner for owner in self.owners if owner is not None)
         return tuple(owner.view(self.num_experts, -1) for owner in kept)
 

@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kernels.cpu import build, built
+from quire.kernels.cpu import build, built
 
 
 def ensure(report: Callable[[str], None]) -> bool:
     """Whether a library fits this machine now; if none does, `report` was told why and what that costs.
 
-    To be called before anything of kernels.cpu is loaded. Processes that start together compile it once.
+    To be called before anything of quire.kernels.cpu is loaded. Processes that start together compile it once.
     """
     if built.suitable() is not None:
         return True

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import reference
-from kernels.cpu.native import DTYPES, LIBRARY, calls
-from kernels.reference.linear import LinearWeight
+from quire.kernels import reference
+from quire.kernels.cpu.native import DTYPES, LIBRARY, calls
+from quire.kernels.reference.linear import LinearWeight
 
 Tensor = torch.Tensor
 ALIGNMENT = 64

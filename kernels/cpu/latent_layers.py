@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import reference
-from kernels.cpu.functions import aligned, dense
-from kernels.cpu.native import DTYPES, LIBRARY, calls
+from quire.kernels import reference
+from quire.kernels.cpu.functions import aligned, dense
+from quire.kernels.cpu.native import DTYPES, LIBRARY, calls
 
 Tensor = torch.Tensor
 

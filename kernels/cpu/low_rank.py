@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels import reference
-from kernels.cpu.functions import PackedWeight, dense, prepare_linear
-from kernels.cpu.native import DTYPES, LIBRARY, calls
-from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition, LowRankWeights
+from quire.kernels import reference
+from quire.kernels.cpu.functions import PackedWeight, dense, prepare_linear
+from quire.kernels.cpu.native import DTYPES, LIBRARY, calls
+from quire.kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition, LowRankWeights
 
 Tensor = torch.Tensor
 NUM_WORDS = 5  # of LowRank in low_rank.cpp

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu import built, processor
+from quire.kernels.cpu import built, processor
 
 I32 = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.functions import ALIGNMENT, PackedWeight, linear, prepare_linear
-from kernels.cpu.native import LIBRARY, calls, prefer_huge_pages
-from kernels.reference.linear import LinearWeight
-from kernels.reference.quantized_linear import QuantizedWeight
+from quire.kernels.cpu.functions import ALIGNMENT, PackedWeight, linear, prepare_linear
+from quire.kernels.cpu.native import LIBRARY, calls, prefer_huge_pages
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 Tensor = torch.Tensor
 WIDTH = 32  # columns: groups are whole multiples

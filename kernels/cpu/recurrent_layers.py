@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels import reference
-from kernels.cpu.functions import dense
-from kernels.cpu.native import DTYPES, calls
-from kernels.state_pages import StatePages
+from quire.kernels import reference
+from quire.kernels.cpu.functions import dense
+from quire.kernels.cpu.native import DTYPES, calls
+from quire.kernels.state_pages import StatePages
 
 Tensor = torch.Tensor
 MOST_TAPS = 8  # recurrent.cpp

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.native import LIBRARY, SIGNATURES, calls
+from quire.kernels.cpu.native import LIBRARY, SIGNATURES, calls
 
 FIXED = -1
 ALIGNMENT = 64

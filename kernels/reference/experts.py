@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from kernels.reference.low_rank import AdaptedRows, ExpertAdditions, add_low_rank
-from kernels.routing import SILU, Gate, Routing
+from quire.kernels.reference.low_rank import AdaptedRows, ExpertAdditions, add_low_rank
+from quire.kernels.routing import SILU, Gate, Routing
 
 
 @dataclass(frozen=True)

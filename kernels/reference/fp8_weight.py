@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.attention.kv_dtype import FP8, FP8_MAX
-from kernels.reference.quantized_linear import LEAST_SCALE, QuantizedActivations, QuantizedWeight
+from quire.kernels.reference.attention.kv_dtype import FP8, FP8_MAX
+from quire.kernels.reference.quantized_linear import LEAST_SCALE, QuantizedActivations, QuantizedWeight
 
 BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.reference.attention.kv_dtype import FP8_MAX
+from quire.kernels.reference.attention.kv_dtype import FP8_MAX
 
 WIDE = 32  # bits of codes that are float32 values
 LEAST_SCALE = 1e-12  # of nothing but zeros

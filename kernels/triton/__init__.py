@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.activation import silu_mul
-from kernels.triton.attention.attention_inputs import qk_norm_rope_store
-from kernels.triton.attention.latent_blocks import latent_attention
-from kernels.triton.attention.latent_inputs import latent_store
-from kernels.triton.attention.paged_attention import paged_attention
-from kernels.triton.attention.ragged_attention import ragged_attention
-from kernels.triton.low_rank import add_low_rank, embed_low_rank
-from kernels.triton.low_rank_table import prepare_low_rank, put_low_rank
-from kernels.triton.moe.expert_layers import experts, prepare_experts
-from kernels.triton.moe.routing import route
-from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
-from kernels.triton.recurrent.gated_delta_rule import gated_delta_rule
-from kernels.triton.recurrent.gated_norm import gated_norm
-from kernels.triton.recurrent.short_convolution import short_convolution
-from kernels.triton.recurrent.state_space_scan import state_space_scan
-from kernels.triton.rms_norm import add_rms_norm, rms_norm
-from kernels.triton.sampling.digit_sums import digit_sums
-from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
-from kernels.triton.sampling.sampling import sample
-from kernels.triton.sampling.token_mask import mask_logits
+from quire.kernels.triton.activation import silu_mul
+from quire.kernels.triton.attention.attention_inputs import qk_norm_rope_store
+from quire.kernels.triton.attention.latent_blocks import latent_attention
+from quire.kernels.triton.attention.latent_inputs import latent_store
+from quire.kernels.triton.attention.paged_attention import paged_attention
+from quire.kernels.triton.attention.ragged_attention import ragged_attention
+from quire.kernels.triton.low_rank import add_low_rank, embed_low_rank
+from quire.kernels.triton.low_rank_table import prepare_low_rank, put_low_rank
+from quire.kernels.triton.moe.expert_layers import experts, prepare_experts
+from quire.kernels.triton.moe.routing import route
+from quire.kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
+from quire.kernels.triton.recurrent.gated_delta_rule import gated_delta_rule
+from quire.kernels.triton.recurrent.gated_norm import gated_norm
+from quire.kernels.triton.recurrent.short_convolution import short_convolution
+from quire.kernels.triton.recurrent.state_space_scan import state_space_scan
+from quire.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from quire.kernels.triton.sampling.digit_sums import digit_sums
+from quire.kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
+from quire.kernels.triton.sampling.sampling import sample
+from quire.kernels.triton.sampling.token_mask import mask_logits
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 in matrix instructions
 

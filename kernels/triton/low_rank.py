@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.low_rank import AdaptedRows
-from kernels.triton.attention.attention_tile import dot_precision
-from kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, LowRankTable, ranks_of, weight_at
-from kernels.triton.moe.grouped_linear import most_tiles
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.kernels.triton.attention.attention_tile import dot_precision
+from quire.kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, LowRankTable, ranks_of, weight_at
+from quire.kernels.triton.moe.grouped_linear import most_tiles
 
 FEW_ROWS = 512
 

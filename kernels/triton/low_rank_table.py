@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.low_rank import MOST_RANK, LowRankAddition
-from kernels.triton.attention.attention_tile import MIN_DOT
+from quire.kernels.reference.low_rank import MOST_RANK, LowRankAddition
+from quire.kernels.triton.attention.attention_tile import MIN_DOT
 
 DOWN, UP, RANKS, GAINS = range(4)  # words of an adapter in the table
 NUM_WORDS: tl.constexpr = tl.constexpr(4)

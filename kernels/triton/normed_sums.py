@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.rank_sums import BLOCK, RankMailbox, _element, _word, sum_of_ranks_takes
+from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, _element, _word, sum_of_ranks_takes
 
 MOST_WORDS = 4096  # of a row: what a program holds
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 BLOCK = 512  # words of a program: 4 a thread, so that few rows are spread over several multiprocessors
 WARPS = 4
@@ -119,7 +119,7 @@ def sum_of_ranks_takes(x: torch.Tensor, mailbox: RankMailbox) -> bool:
 def sum_of_ranks(
     x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """As kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
+    """As quire.kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
     Without a residual the sum takes the place of `x`. `pdl`: in a chain of kernels that wait for their inputs; what the
     next one loads before that comes while this one waits for the others."""
     assert sum_of_ranks_takes(x, mailbox)

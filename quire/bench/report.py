@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.measuring import machine
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 Value = float | int | str
 Row = Mapping[str, Value]

@@ -14,9 +14,9 @@ from quire.bench.workload import adapters, shapes
 from quire.cli import up
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
-from shared.settings import SERVICES
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.settings import SERVICES
 
 QUIET = "warning"
 

@@ -7,7 +7,7 @@ import sys
 
 from quire.cli.connection import add_address, client_of
 from quire.cli.sampling import add_sampling, params_of
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

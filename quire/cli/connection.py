@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from quire.cli.flags import human_int, mapping
 from quire.client import Client
-from shared.errors import Unavailable
-from shared.settings import Tls
-from shared.settings.base import build
+from quire.shared.errors import Unavailable
+from quire.shared.settings import Tls
+from quire.shared.settings.base import build
 
 ADDRESS_VARIABLE = "QUIRE_ADDRESS"
 TLS_VARIABLE = "QUIRE_TLS"

@@ -14,7 +14,7 @@ from quire.cli.status import table
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import SamplingParams
-from shared.settings import SERVICES
+from quire.shared.settings import SERVICES
 
 QUESTIONS = ("Hello! Who are you?", "What is 23 + 45?")
 

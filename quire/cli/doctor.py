@@ -22,8 +22,8 @@ from quire.cli.flags import add_setting, human_int
 from quire.cluster import metrics_ports
 from quire.doctor import certificates, cluster, gpu, machine, model, network, secrets
 from quire.doctor.finding import Finding, ok, table, told
-from shared.errors import InvalidArgument
-from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
 OF_WORKERS = ("device", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 OF_FRONTENDS = ("host", "http_port", "redis", "redis_password_file", "client_tls", "api_keys")
@@ -99,7 +99,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     frontend, worker = settings.frontend, settings.worker
     place = _place(arguments)
     services = cluster.find(place)
-    has_worker = importlib.util.find_spec("services.worker") is not None  # images of other services do not
+    has_worker = importlib.util.find_spec("quire.services.worker") is not None  # images of other services do not
     yield from machine.look(worker.device, for_workers=has_worker)
     if has_worker:
         yield from gpu.look(worker.device, worker.num_ranks)

@@ -17,7 +17,7 @@ from quire.cli.flags import human_int
 from quire.client import Client
 from quire.outputs import ToolCall
 from quire.params import SamplingParams
-from shared.errors import FailedPrecondition
+from quire.shared.errors import FailedPrecondition
 
 try:
     from evals import SKILLS, Item, Verdict, check, held_back_items

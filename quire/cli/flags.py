@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shared.settings import SERVICES, Settings
-from shared.settings.base import is_mapping, is_secret
+from quire.shared.settings import SERVICES, Settings
+from quire.shared.settings.base import is_mapping, is_secret
 
 UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 

@@ -8,8 +8,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.cli.connection import add_address, address_of, tls_of
-from shared.rpc.channel import connect_blocking
-from shared.rpc.server import LIVENESS
+from quire.shared.rpc.channel import connect_blocking
+from quire.shared.rpc.server import LIVENESS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

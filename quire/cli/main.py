@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     with _ended_by_interrupts():
-        from shared.errors import QuireError
+        from quire.shared.errors import QuireError
 
     try:
         with _ended_by_interrupts():
@@ -88,7 +88,7 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 def _parse(arguments: Sequence[str]) -> Namespace:
     from quire.cli.parser import CommandParser
-    from shared.version import VERSION
+    from quire.shared.version import VERSION
 
     parser = CommandParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=VERSION)

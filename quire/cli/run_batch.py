@@ -17,9 +17,9 @@ from typing import BinaryIO
 
 from quire.batch_calls import BatchCalls
 from quire.cli.flags import human_int
-from shared import batch_lines
-from shared.batch_lines import BatchLine
-from shared.errors import InvalidArgument
+from quire.shared import batch_lines
+from quire.shared.batch_lines import BatchLine
+from quire.shared.errors import InvalidArgument
 
 URL_VARIABLE = "QUIRE_URL"
 DEFAULT_URL = "http://127.0.0.1:8000"

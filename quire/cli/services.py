@@ -8,10 +8,10 @@ import importlib
 
 from quire import interrupts
 from quire.cli.flags import add_settings
-from shared.models import model_hub
-from shared.process import lifecycle
-from shared.process.own_name import with_own_name
-from shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
+from quire.shared.models import model_hub
+from quire.shared.process import lifecycle
+from quire.shared.process.own_name import with_own_name
+from quire.shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

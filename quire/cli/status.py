@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.connection import add_admin, client_of
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 COLUMNS = (
     "ROLE",

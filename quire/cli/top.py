@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from quire.cli.connection import add_admin, client_of
 from quire.client import Client
+from quire.shared.errors import QuireError
 from quire.top.history import History
 from quire.top.view import RED, Ink, lines
-from shared.errors import QuireError
 
 OTHER_SCREEN, OWN_SCREEN = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"

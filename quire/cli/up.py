@@ -13,10 +13,10 @@ from typing import Any
 from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
 from quire.cluster import Cluster, ClusterOptions, GivenUp, detected
-from shared import logs
-from shared.errors import InvalidArgument
-from shared.process.lifecycle import EXIT_FORCED
-from shared.settings import SERVICES, Settings
+from quire.shared import logs
+from quire.shared.errors import InvalidArgument
+from quire.shared.process.lifecycle import EXIT_FORCED
+from quire.shared.settings import SERVICES, Settings
 
 # Decided by the launcher.
 MANAGED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 
 
 def configure(_parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,11 @@ from quire.cluster.metrics_page import ClusterPage, ScrapeTarget, write_discover
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import EVERYWHERE, ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
-from shared.errors import FailedPrecondition, Unavailable
-from shared.logs import say
-from shared.metrics.cluster_load import WORKERS
-from shared.settings.base import build
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.logs import say
+from quire.shared.metrics.cluster_load import WORKERS
+from quire.shared.settings.base import build
+from quire.shared.settings.tls import NO_TLS, Tls
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0

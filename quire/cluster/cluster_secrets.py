@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.cluster.endpoints import Endpoints
-from shared.errors import InvalidArgument
-from shared.security.secret_file import SecretFile
-from shared.settings import SERVICES
-from shared.settings.base import configured
+from quire.shared.errors import InvalidArgument
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings import SERVICES
+from quire.shared.settings.base import configured
 
 NAME = "cluster_secret_file"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.cluster.options import ClusterOptions
-from shared.errors import InvalidArgument
-from shared.models import model_identity
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import model_identity
 
 # Name that is given -> name in config.json.
 METHODS: Mapping[str, str] = {

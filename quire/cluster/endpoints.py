@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared import ports
-from shared.errors import FailedPrecondition
-from shared.security import secret_file
+from quire.shared import ports
+from quire.shared.errors import FailedPrecondition
+from quire.shared.security import secret_file
 
 LOOPBACK = "127.0.0.1"
 

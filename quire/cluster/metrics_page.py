@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.cluster.endpoints import LOOPBACK
-from shared.metrics.base import MetricsDocument, MetricsPage
-from shared.settings.tls import Tls
+from quire.shared.metrics.base import MetricsDocument, MetricsPage
+from quire.shared.settings.tls import Tls
 
 PATIENCE_S = 2.0  # with one service; Prometheus has ten seconds for all
 MOST_AT_ONCE = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from quire.cluster.endpoints import LOOPBACK, Endpoints
-from shared.errors import FailedPrecondition
+from quire.shared.errors import FailedPrecondition
 
 DEFAULT = 9101
 

@@ -17,11 +17,11 @@ from quire.cluster import gpus, tied
 from quire.cluster.cluster_secrets import cluster_secrets
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
-from shared.errors import InvalidArgument
-from shared.models import model_hub, model_identity
-from shared.security import secret_file
-from shared.settings import SERVICES
-from shared.settings.base import is_secret
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import model_hub, model_identity
+from quire.shared.security import secret_file
+from quire.shared.settings import SERVICES
+from quire.shared.settings.base import is_secret
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
@@ -206,7 +206,7 @@ def addresses(text: str, field: str) -> tuple[str, ...]:
 def check_model(options: ClusterOptions) -> None:
     """Raises QuireError for a model that no worker could run, before anything is started."""
     if options.model and options.settings.get("worker", {}).get("engine", "device") == "device":
-        registry = importlib.import_module("services.worker.models.registry")
+        registry = importlib.import_module("quire.services.worker.models.registry")
         registry.check_config(model_identity.read_config(options.model_folder))
 
 

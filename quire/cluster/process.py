@@ -16,9 +16,9 @@ from typing import IO, Any
 
 from quire.cluster.options import RedisSpec, ServiceSpec, Spec
 from quire.cluster.restarts import Restarts
-from shared import logs
-from shared.process import allocator
-from shared.process.lifecycle import PARENT_PIPE_VARIABLE
+from quire.shared import logs
+from quire.shared.process import allocator
+from quire.shared.process.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 

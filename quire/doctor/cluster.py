@@ -11,11 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.admin import admin_of
 from quire.client import Client
 from quire.doctor.finding import Finding, error, ok, warning
-from shared.errors import QuireError
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.rpc.channel import connect_blocking
-from shared.settings.tls import Tls
-from shared.version import VERSION
+from quire.shared.errors import QuireError
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.rpc.channel import connect_blocking
+from quire.shared.settings.tls import Tls
+from quire.shared.version import VERSION
 
 PATIENCE_S = 5.0
 

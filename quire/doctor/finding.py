@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from shared.errors import QuireError
+from quire.shared.errors import QuireError
 
 Level = Literal["ok", "warning", "error"]
 MARKS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "FAIL"}

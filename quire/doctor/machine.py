@@ -64,7 +64,7 @@ def _flags() -> list[str]:
 def _kernels(device: str) -> Iterator[Finding]:
     if device != "cpu":
         return
-    built, build = (importlib.import_module(f"kernels.cpu.{name}") for name in ("built", "build"))
+    built, build = (importlib.import_module(f"quire.kernels.cpu.{name}") for name in ("built", "build"))
     if built.suitable() is not None:
         yield ok("CPU kernels", f"compiled for this machine: {built.suitable()}")
     elif build.find_compiler() is not None:

@@ -10,7 +10,7 @@ from quire import bundled
 from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, told, warning
 from quire.doctor.machine import available_memory
-from shared.models import model_hub, model_identity
+from quire.shared.models import model_hub, model_identity
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
@@ -32,7 +32,7 @@ def look(model: str, revision: str, device: str) -> Iterator[Finding]:
 
 def _architecture(folder: Path) -> Iterator[Finding]:
     config = model_identity.read_config(folder)
-    importlib.import_module("services.worker.models.registry").check_config(config)
+    importlib.import_module("quire.services.worker.models.registry").check_config(config)
     yield ok("model", f"{folder}: {', '.join(config.get('architectures', ['?']))}")
 
 
@@ -48,7 +48,7 @@ def _tokenizer(folder: Path) -> Finding:
 def _chat_template(folder: Path) -> Iterator[Finding]:
     """Tells, of each template, how messages differ from what transformers would give it."""
     try:
-        shapes = importlib.import_module("services.frontend.tokenizer.template_shapes")
+        shapes = importlib.import_module("quire.services.frontend.tokenizer.template_shapes")
     except ModuleNotFoundError:  # an image of workers alone
         return
     found = shapes.of_folder(folder)

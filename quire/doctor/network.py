@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from quire.cluster.endpoints import LOOPBACK
 from quire.cluster.metrics_ports import DEFAULT
 from quire.doctor.finding import Finding, error, ok, told, warning
-from shared import ports, prefix_index
-from shared.errors import FailedPrecondition
-from shared.settings import FrontendSettings
+from quire.shared import ports, prefix_index
+from quire.shared.errors import FailedPrecondition
+from quire.shared.settings import FrontendSettings
 
 CLOCKS_DIFFER_S = 1.0
 

@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from quire.doctor.finding import Finding, ok, told
-from shared.security.secret_file import SecretFile
-from shared.settings import FrontendSettings, Settings
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings import FrontendSettings, Settings
 
 OF_SERVICES = {"cluster_secret_file": "cluster secret", "admin_key_file": "admin key"}
 NONE = {
@@ -47,7 +47,7 @@ def look_at_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
 
 def _key_file(path: str) -> Iterator[Finding]:
     try:
-        sources = importlib.import_module("services.frontend.access.sources")
+        sources = importlib.import_module("quire.services.frontend.access.sources")
     except ModuleNotFoundError:
         yield ok("API keys", f"{path}; where a frontend is installed, `quire doctor` reads it")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 BARS = "▁▂▃▄▅▆▇█"
 

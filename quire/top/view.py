@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.top.history import History
-from shared.pb.admin.v1 import admin_pb2 as pb
 
 GREEN, YELLOW, RED, CYAN, DIM, BOLD, PLAIN = (
     "\033[32m",

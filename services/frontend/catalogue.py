@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.request.model_names import no_model
-from services.frontend.scheduler_client.client import ClusterLimits
-from shared.pb.common.v1 import model_pb2
+from quire.services.frontend.request.model_names import no_model
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.shared.pb.common.v1 import model_pb2
 
 
 @dataclass(frozen=True, slots=True)

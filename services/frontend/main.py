@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from services.frontend.bounds.room import Room
-from services.frontend.composition.core import FrontendCore
-from services.frontend.composition.door import Door
-from services.frontend.composition.grpc_port import GrpcPort
-from services.frontend.composition.grpc_services import GrpcServices
-from services.frontend.composition.health import FrontendHealth
-from services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
-from services.frontend.composition.loop_delay import watch_loop_delay
-from services.frontend.composition.served_model import ServedModel
-from services.frontend.composition.through_redis import ThroughRedis
-from services.frontend.offline.offline import Offline
-from shared import logs, ports
-from shared.metrics.base import MetricsDocument, MetricsPage
-from shared.metrics.frontend import FrontendMetrics
-from shared.process.lifecycle import Shutdown, announce, first, keep_for_good
-from shared.process.supervision import Tasks, restarted, vital
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.composition.core import FrontendCore
+from quire.services.frontend.composition.door import Door
+from quire.services.frontend.composition.grpc_port import GrpcPort
+from quire.services.frontend.composition.grpc_services import GrpcServices
+from quire.services.frontend.composition.health import FrontendHealth
+from quire.services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
+from quire.services.frontend.composition.loop_delay import watch_loop_delay
+from quire.services.frontend.composition.served_model import ServedModel
+from quire.services.frontend.composition.through_redis import ThroughRedis
+from quire.services.frontend.offline.offline import Offline
+from quire.shared import logs, ports
+from quire.shared.metrics.base import MetricsDocument, MetricsPage
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.process.lifecycle import Shutdown, announce, first, keep_for_good
+from quire.shared.process.supervision import Tasks, restarted, vital
+from quire.shared.settings.frontend import FrontendSettings
 
 log = logs.logger("frontend")
 

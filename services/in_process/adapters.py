@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from services.scheduler.cluster import adapters as cluster
-from services.scheduler.cluster.live_sequences import LiveSequences
-from services.scheduler.cluster.unassigned import UnassignedSequences
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Finished, finish
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.replicas.adapters import ReplicaAdapters
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.lora.reader import AdapterReader
-from shared.errors import Internal, QuireError, to_proto
-from shared.logs import logger
-from shared.models.adapter_contents import AdapterId
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.cluster import adapters as cluster
+from quire.services.scheduler.cluster.live_sequences import LiveSequences
+from quire.services.scheduler.cluster.unassigned import UnassignedSequences
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Finished, finish
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.replicas.adapters import ReplicaAdapters
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.reader import AdapterReader
+from quire.shared.errors import Internal, QuireError, to_proto
+from quire.shared.logs import logger
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("in_process.adapters")
 

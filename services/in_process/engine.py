@@ -14,30 +14,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from services.frontend.generation.generation import Generation
-from services.frontend.grpc_edge import requests, responses
-from services.frontend.grpc_edge.requests import Arrival
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.output_processor.pace import ReaderPace
-from services.frontend.scheduler_client import submission, token_batch
-from services.frontend.scheduler_client.client import ClusterLimits
-from services.frontend.scheduler_client.sequence import Sequence
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from services.in_process.adapters import EngineAdapters
-from services.in_process.one_worker import OneWorker
-from services.scheduler.frontends.batches import OwnerBatches
-from services.scheduler.frontends.submissions import SequenceFactory
-from services.worker.models.loading.weights import NewWeights, as_tensors
-from services.worker.structured.backends import chosen
-from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
-from shared.kv import block_hash
-from shared.metrics.frontend import FrontendMetrics
-from shared.models import model_identity
-from shared.pb.common.v1 import model_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings import FrontendSettings, SchedulerSettings, WorkerSettings
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.grpc_edge import requests, responses
+from quire.services.frontend.grpc_edge.requests import Arrival
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.scheduler_client import submission, token_batch
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.in_process.adapters import EngineAdapters
+from quire.services.in_process.one_worker import OneWorker
+from quire.services.scheduler.frontends.batches import OwnerBatches
+from quire.services.scheduler.frontends.submissions import SequenceFactory
+from quire.services.worker.models.loading.weights import NewWeights, as_tensors
+from quire.services.worker.structured.backends import chosen
+from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
+from quire.shared.kv import block_hash
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.models import model_identity
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings import FrontendSettings, SchedulerSettings, WorkerSettings
 
 OWNER = 1  # of all sequences
 

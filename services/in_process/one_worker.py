@@ -8,23 +8,23 @@ from collections.abc import Iterable
 
 import torch
 
-from services.in_process.adapters import EngineAdapters
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Failure
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Events
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.frontends.submissions import Payload, complete
-from services.scheduler.policies import find_policy
-from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.building.build import build_replica, open_grammars
-from services.worker.lora.open_adapters import adapter_reader
-from services.worker.models.loading.weights import NewWeights
-from services.worker.replica import Replica
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import InvalidArgument, to_proto
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.settings import SchedulerSettings, WorkerSettings
+from quire.services.in_process.adapters import EngineAdapters
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Failure
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import Payload, complete
+from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.lora.open_adapters import adapter_reader
+from quire.services.worker.models.loading.weights import NewWeights
+from quire.services.worker.replica import Replica
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared.errors import InvalidArgument, to_proto
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.settings import SchedulerSettings, WorkerSettings
 
 EPOCH = 1
 

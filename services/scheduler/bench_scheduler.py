@@ -14,17 +14,17 @@ from time import thread_time
 
 import numpy as np
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import StepPlan
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.frontends.submissions import Payload
-from services.scheduler.replicas.codec import decode_result, encode_plan
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import garbage
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import StepPlan
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import garbage
 
 BLOCK_SIZE = 16
 PROMPT = 64  # tokens, and up to a block more, so that not all need a new block in the same step

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.spread import Spread
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2
-from shared.settings import SchedulerSettings
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.spread import Spread
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.settings import SchedulerSettings
 
 log = logger("drain")
 

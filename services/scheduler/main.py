@@ -7,33 +7,33 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler import stat_loggers
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.cluster_view import gauges_of
-from services.scheduler.drain import drain
-from services.scheduler.frontends import scheduler_service
-from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.operations.administration import SchedulerAdministration
-from services.scheduler.operations.keeping_up import KeepingUp
-from services.scheduler.prefix_directory.directory import PrefixDirectory
-from services.scheduler.prefix_directory.registry import Registry
-from services.scheduler.replicas import worker_service
-from services.scheduler.status import SchedulerStatus
-from shared import logs, prefix_index
-from shared.metrics import base
-from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.process import lifecycle, small_buffers
-from shared.process.garbage import Collector
-from shared.process.liveness import Liveness
-from shared.process.supervision import restarted
-from shared.rpc.admin_port import AdminPort
-from shared.rpc.admin_service import AdminService
-from shared.rpc.server import Server
-from shared.rpc.trust import ServiceDoor, check_exposure
-from shared.settings import SchedulerSettings
-from shared.tracing import open_traces
+from quire.services.scheduler import stat_loggers
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.cluster_view import gauges_of
+from quire.services.scheduler.drain import drain
+from quire.services.scheduler.frontends import scheduler_service
+from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.operations.administration import SchedulerAdministration
+from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.replicas import worker_service
+from quire.services.scheduler.status import SchedulerStatus
+from quire.shared import logs, prefix_index
+from quire.shared.metrics import base
+from quire.shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
+from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2_grpc
+from quire.shared.process import lifecycle, small_buffers
+from quire.shared.process.garbage import Collector
+from quire.shared.process.liveness import Liveness
+from quire.shared.process.supervision import restarted
+from quire.shared.rpc.admin_port import AdminPort
+from quire.shared.rpc.admin_service import AdminService
+from quire.shared.rpc.server import Server
+from quire.shared.rpc.trust import ServiceDoor, check_exposure
+from quire.shared.settings import SchedulerSettings
+from quire.shared.tracing import open_traces
 
 SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)
 HEALTH_INTERVAL_S = 0.5

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.policies import PolicyMaker
-from shared import plugins
-from shared.errors import InvalidArgument
+from quire.services.scheduler.core.policies import PolicyMaker
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
 
 GROUP = "quire.policies"
 POLICIES = {
-    "fcfs": "services.scheduler.core.policies.fcfs:Fcfs",
-    "priority": "services.scheduler.core.policies.priority:Priority",
-    "fair": "services.scheduler.core.policies.fair:Fair",
+    "fcfs": "quire.services.scheduler.core.policies.fcfs:Fcfs",
+    "priority": "quire.services.scheduler.core.policies.priority:Priority",
+    "fair": "quire.services.scheduler.core.policies.fair:Fair",
 }
 
 

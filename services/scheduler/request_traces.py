@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.scheduler.core.plan import Events
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.replicas.replica import Replica
-from shared.pb.worker.v1 import worker_pb2
-from shared.tracing import Attributes, NoTraces, Span
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.tracing import Attributes, NoTraces, Span
 
 
 class RequestTraces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from shared.prefix_index import SchedulerEntry
+from quire.shared.prefix_index import SchedulerEntry
 
 Peers = Callable[[], Sequence[SchedulerEntry]]
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shared import plugins
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 log = logger("stats")
 
 GROUP = "quire.stat_loggers"
-STAT_LOGGERS = {"log": "services.scheduler.stat_loggers:log_line"}
+STAT_LOGGERS = {"log": "quire.services.scheduler.stat_loggers:log_line"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.drafts.speculation import DraftLengths
-from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.prefix_directory.directory import PrefixDirectory
-from services.scheduler.replicas.replica import Replica
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.settings import SchedulerSettings
-from shared.version import VERSION
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
 
 STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
 

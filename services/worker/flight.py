@@ -7,17 +7,17 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker.runner.output import RunnerOutput
-from services.worker.sampling.component import SlotState
-from services.worker.step.beam_moves import BeamMoves
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared import columns
-from shared.columns import I32
-from shared.errors import Internal, InvalidArgument, QuireError, to_proto
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.step_value import step_value
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import Internal, InvalidArgument, QuireError, to_proto
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
 
 
 class Launch(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.worker.kv.layout import ONE_GROUP, KVLayout
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
-from shared.worker_limits import MOST_BLOCKS
+from quire.services.worker.kv.layout import ONE_GROUP, KVLayout
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
+from quire.shared.worker_limits import MOST_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import asyncio
 import os
 from pathlib import Path
 
-from kernels.cpu import first_start
-from services.worker.models.registry import check_config
-from services.worker.warmup import ahead, compile_process
-from shared import logs
-from shared.models.model_identity import read_config
-from shared.process import lifecycle
-from shared.settings import WorkerSettings
+from quire.kernels.cpu import first_start
+from quire.services.worker.models.registry import check_config
+from quire.services.worker.warmup import ahead, compile_process
+from quire.shared import logs
+from quire.shared.models.model_identity import read_config
+from quire.shared.process import lifecycle
+from quire.shared.settings import WorkerSettings
 
 log = logs.logger("worker.main")
 
@@ -23,7 +23,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     if settings.engine == "device":  # what is not supported is said before torch is imported
         check_config(read_config(Path(settings.model)), settings.model_impl)
     if settings.node_rank:
-        from services.worker.node import serve_node
+        from quire.services.worker.node import serve_node
 
         await serve_node(settings, shutdown)
         return
@@ -33,6 +33,6 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     elif not await asyncio.to_thread(first_start.ensure, log.warning):
         # Torch computes. Its threads would spin while they wait for each other, on cores that other services want.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from services.worker import service  # and torch with it
+    from quire.services.worker import service  # and torch with it
 
     await service.serve(settings, shutdown, compiler)

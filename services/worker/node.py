@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from services.worker.ranks.start import run_node
-from shared.process import lifecycle
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks.start import run_node
+from quire.shared.process import lifecycle
+from quire.shared.settings import WorkerSettings
 
 
 async def serve_node(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:

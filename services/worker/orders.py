@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
-from services.worker.models.loading.weight_folders import WeightFolders
-from services.worker.models.loading.weights import Weights, WeightsId
-from services.worker.sleep.sleeper import Sleeper
-from shared.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
+from quire.services.worker.models.loading.weight_folders import WeightFolders
+from quire.services.worker.models.loading.weights import Weights, WeightsId
+from quire.services.worker.sleep.sleeper import Sleeper
+from quire.shared.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 # Where some ranks have carried out one of these and others have not, it is to be ordered once more.
 REPEATABLE = frozenset({"drop_weights", "wake_up", "leave_weights_group"})

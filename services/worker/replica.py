@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.worker.flight import Runner, StepInFlight
-from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
-from services.worker.kv.host_memory import BlockMove, Moving
-from services.worker.kv_transfer.pages import WRITTEN, Pages, ReadPages
-from services.worker.kv_transfer.peer_pages import PeerBlocks
-from services.worker.limits import WorkerLimits
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.offload.disk_moves import Answer, DiskMove
-from services.worker.offload.tiers import NOTHING_BELOW, Tiers
-from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
-from services.worker.runner.output import RunnerOutput
-from services.worker.runner.step_cost import CostModel
-from services.worker.sampling.component import check_token_ids
-from services.worker.spec_decode.speculation import Speculation
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.beam_moves import BeamMoves
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
-from services.worker.step.steady import Steady
-from services.worker.step.step_inputs import StepInputs, assemble
-from shared.columns import U32
-from shared.errors import FailedPrecondition, QuireError
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.flight import Runner, StepInFlight
+from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from quire.services.worker.kv.host_memory import BlockMove, Moving
+from quire.services.worker.kv_transfer.pages import WRITTEN, Pages, ReadPages
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.offload.disk_moves import Answer, DiskMove
+from quire.services.worker.offload.tiers import NOTHING_BELOW, Tiers
+from quire.services.worker.runner.expert_load import ExpertLoad, LoadByLayer
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.runner.step_cost import CostModel
+from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
+from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.step_inputs import StepInputs, assemble
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition, QuireError
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from torch import Tensor
 
-    from services.worker.models.loading.weights import NewWeights
-    from services.worker.orders import Orders
-    from services.worker.ranks.expert_balance import ExpertBalance
+    from quire.services.worker.models.loading.weights import NewWeights
+    from quire.services.worker.orders import Orders
+    from quire.services.worker.ranks.expert_balance import ExpertBalance
 
 
 @dataclass(frozen=True, slots=True)

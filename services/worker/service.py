@@ -10,46 +10,46 @@ from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
 
-from services.worker.attach import hello
-from services.worker.attach.administration import WorkerAdministration
-from services.worker.attach.session import Attachments
-from services.worker.attach.status import WorkerStatus
-from services.worker.building.build import build_replica, open_grammars
-from services.worker.device.peaks import peak_of
-from services.worker.engine.engine import Engine
-from services.worker.kv_transfer.fetcher import Fetcher
-from services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
-from services.worker.kv_transfer.grpc_transport import GrpcTransport
-from services.worker.kv_transfer.page_port import PagePort
-from services.worker.kv_transfer.page_service import PageService
-from services.worker.lora import peft_folder
-from services.worker.lora.open_adapters import adapter_reader, left_out
-from services.worker.models.loading import weight_samples
-from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.weight_spool import WeightSpool
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.seat import ALONE
-from services.worker.ranks.start import start_ranks
-from services.worker.replica import Replica
-from services.worker.sampling import logits_processors
-from services.worker.structured.backends import chosen
-from services.worker.structured.compile_pool import CompilePool
-from services.worker.warmup.compile_process import CompileProcess
-from shared import logs, plugins
-from shared.kv import kv_wire
-from shared.metrics import base
-from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import lifecycle, small_buffers
-from shared.process.liveness import Liveness
-from shared.process.supervision import restarted, vital
-from shared.rpc.admin_port import AdminPort
-from shared.rpc.admin_service import AdminService
-from shared.rpc.server import Server
-from shared.rpc.trust import Dialler, ServiceDoor
-from shared.settings import WorkerSettings
+from quire.services.worker.attach import hello
+from quire.services.worker.attach.administration import WorkerAdministration
+from quire.services.worker.attach.session import Attachments
+from quire.services.worker.attach.status import WorkerStatus
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.device.peaks import peak_of
+from quire.services.worker.engine.engine import Engine
+from quire.services.worker.kv_transfer.fetcher import Fetcher
+from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
+from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
+from quire.services.worker.kv_transfer.page_port import PagePort
+from quire.services.worker.kv_transfer.page_service import PageService
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.open_adapters import adapter_reader, left_out
+from quire.services.worker.models.loading import weight_samples
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.models.loading.weight_spool import WeightSpool
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.ranks.start import start_ranks
+from quire.services.worker.replica import Replica
+from quire.services.worker.sampling import logits_processors
+from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.warmup.compile_process import CompileProcess
+from quire.shared import logs, plugins
+from quire.shared.kv import kv_wire
+from quire.shared.metrics import base
+from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import lifecycle, small_buffers
+from quire.shared.process.liveness import Liveness
+from quire.shared.process.supervision import restarted, vital
+from quire.shared.rpc.admin_port import AdminPort
+from quire.shared.rpc.admin_service import AdminService
+from quire.shared.rpc.server import Server
+from quire.shared.rpc.trust import Dialler, ServiceDoor
+from quire.shared.settings import WorkerSettings
 
 HEALTH_INTERVAL_S = 0.5
 COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment

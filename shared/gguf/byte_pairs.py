@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared.gguf.tokenizer import GgufVocabulary
+    from quire.shared.gguf.tokenizer import GgufVocabulary
 
 PRE = "tokenizer.ggml.pre"
 MERGES = "tokenizer.ggml.merges"

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from shared.gguf.header import Header, TensorPlace, Values
-from shared.gguf.tensors import floats
+from quire.shared.gguf.header import Header, TensorPlace, Values
+from quire.shared.gguf.tensors import floats
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.gguf.kinds import TokenKind
+from quire.shared.gguf.kinds import TokenKind
 
 if TYPE_CHECKING:
-    from shared.gguf.tokenizer import GgufVocabulary
+    from quire.shared.gguf.tokenizer import GgufVocabulary
 
 NAMED = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
 TEXTS = frozenset(

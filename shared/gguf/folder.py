@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.gguf import tokenizer
-from shared.gguf.config import config_of
-from shared.gguf.header import Header, read_header
-from shared.logs import logger
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf import tokenizer
+from quire.shared.gguf.config import config_of
+from quire.shared.gguf.header import Header, read_header
+from quire.shared.logs import logger
 
 log = logger("gguf")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shared.errors import InvalidArgument
-from shared.gguf.kinds import KINDS, NOT_READ, ElementKind
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf.kinds import KINDS, NOT_READ, ElementKind
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

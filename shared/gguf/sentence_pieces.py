@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from shared.gguf.byte_pairs import read_merges
-from shared.gguf.kinds import TokenKind
+from quire.shared.gguf.byte_pairs import read_merges
+from quire.shared.gguf.kinds import TokenKind
 
 if TYPE_CHECKING:
-    from shared.gguf.tokenizer import GgufVocabulary
+    from quire.shared.gguf.tokenizer import GgufVocabulary
 
 SCORES = "tokenizer.ggml.scores"
 ADD_PREFIX = "tokenizer.ggml.add_space_prefix"

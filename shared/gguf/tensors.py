@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from shared.gguf.header import Header, TensorPlace
+from quire.shared.gguf.header import Header, TensorPlace
 
 MAX_FLOATS = 4096
 

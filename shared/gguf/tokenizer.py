@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shared.gguf import byte_pairs, sentence_pieces
-from shared.gguf.end_tokens import end_token_ids
-from shared.gguf.header import Header, Values
-from shared.gguf.kinds import TokenKind
+from quire.shared.gguf import byte_pairs, sentence_pieces
+from quire.shared.gguf.end_tokens import end_token_ids
+from quire.shared.gguf.header import Header, Values
+from quire.shared.gguf.kinds import TokenKind
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE, NAMED_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 
-from shared.columns import u32, u32_bytes
+from quire.shared.columns import u32, u32_bytes
 
 SCHEME = "sha256/1"
 HASH_BYTES = 32

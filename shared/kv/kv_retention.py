@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.kv.kv_specs import STATE_REACH, KVSpec, Nothing, State, Window
+from quire.shared.kv.kv_specs import STATE_REACH, KVSpec, Nothing, State, Window
 
 Found = Callable[[int], bool]  # whether the page of a block position is cached
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.errors import FailedPrecondition
-from shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 MOST_GROUPS = 64
 MOST_WINDOW = 2**27

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import STEP_BUCKETS, TTFT_BUCKETS
-from shared.metrics.histogram import Histogram, Series
+from quire.shared.metrics.base import STEP_BUCKETS, TTFT_BUCKETS
+from quire.shared.metrics.histogram import Histogram, Series
 
 PARTS = ("tokenize", "hop", "queue", "prefill", "decode", "write")
 OUTCOMES = ("answered", "limited", "failed", "left")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import (
+from quire.shared.metrics.base import (
     COUNT_BUCKETS,
     ITL_BUCKETS,
     LATENCY_BUCKETS,
@@ -23,10 +23,10 @@ from shared.metrics.base import (
     add_process_collectors,
     token_buckets,
 )
-from shared.metrics.batches import BatchMetrics
-from shared.metrics.calls import CallMetrics
-from shared.metrics.histogram import Histogram, Series
-from shared.metrics.streams import StreamMetrics
+from quire.shared.metrics.batches import BatchMetrics
+from quire.shared.metrics.calls import CallMetrics
+from quire.shared.metrics.histogram import Histogram, Series
+from quire.shared.metrics.streams import StreamMetrics
 
 ENGINE = "0"  # a frontend belongs to no worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")

@@ -9,10 +9,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, REDIS_ENTRY_KINDS, STEP_BUCKETS
-from shared.metrics.histogram import Histogram
-from shared.metrics.operations import OperationMetrics
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.metrics.base import (
+    ITERATION_BUCKETS,
+    MIGRATION_BUCKETS,
+    MODEL_LABELS,
+    REDIS_ENTRY_KINDS,
+    STEP_BUCKETS,
+)
+from quire.shared.metrics.histogram import Histogram
+from quire.shared.metrics.operations import OperationMetrics
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
 SLEEP_LEVELS = 2

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import STEP_BUCKETS
-from shared.metrics.histogram import Histogram
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.metrics.base import STEP_BUCKETS
+from quire.shared.metrics.histogram import Histogram
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 MICROSECOND = 1e-6
 SAMPLED_BYTES = 4  # a token in a result's column

@@ -10,7 +10,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 MOST_TOKENS = 1 << 20
 

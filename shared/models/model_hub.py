@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidArgument, QuireError, Unavailable
-from shared.gguf import folder as gguf
-from shared.logs import logger
+from quire.shared.errors import InvalidArgument, QuireError, Unavailable
+from quire.shared.gguf import folder as gguf
+from quire.shared.logs import logger
 
 log = logger("model_hub")
 

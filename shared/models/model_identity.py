@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.models.text_part import text_part
-from shared.pb.common.v1 import model_pb2 as pb
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.text_part import text_part
+from quire.shared.pb.common.v1 import model_pb2 as pb
 
 MOST_CONFIG_BYTES = 16 << 20  # the largest published ones, with names of classes, have some hundred thousand
 MOST_VOCABULARY = 1 << 24

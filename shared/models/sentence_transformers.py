@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.models import late_interaction
-from shared.models.late_interaction import LateInteraction
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import late_interaction
+from quire.shared.models.late_interaction import LateInteraction
 
 # pooling_mode_... of Pooling -> what it is called here
 MODES = {

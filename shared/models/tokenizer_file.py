@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 NAME = "tokenizer.json"
 MOST_BYTES = 256 << 20  # 262,144 tokens with their merges take 33 MB

@@ -9,12 +9,12 @@ most clusters have no Redis.
 
 from typing import TYPE_CHECKING, Any
 
-from shared.prefix_index.entries import NOT_COUNTED, MalformedEntries, SchedulerEntry, WorkerEntry
-from shared.prefix_index.keys import BlockKeys, RegistryKeys
-from shared.prefix_index.reader import PrefixReader, RegistryReader, WorkerMatch
+from quire.shared.prefix_index.entries import NOT_COUNTED, MalformedEntries, SchedulerEntry, WorkerEntry
+from quire.shared.prefix_index.keys import BlockKeys, RegistryKeys
+from quire.shared.prefix_index.reader import PrefixReader, RegistryReader, WorkerMatch
 
 if TYPE_CHECKING:
-    from shared.prefix_index.connection import connect
+    from quire.shared.prefix_index.connection import connect
 
 __all__ = [
     "NOT_COUNTED",
@@ -33,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "connect":
-        from shared.prefix_index.connection import connect
+        from quire.shared.prefix_index.connection import connect
 
         return connect
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

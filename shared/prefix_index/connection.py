@@ -16,9 +16,9 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
-from shared.errors import InvalidArgument
-from shared.security.secret_file import SecretFile
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.errors import InvalidArgument
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings.tls import NO_TLS, Tls
 
 # Nobody waits for Redis: an answer that takes longer than this is no answer.
 TIMEOUT_S = 1.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.kv.kv_retention import Retention, retention_of
-from shared.kv.kv_specs import FULL, Window
-from shared.logs import logger
+from quire.shared.kv.kv_retention import Retention, retention_of
+from quire.shared.kv.kv_specs import FULL, Window
+from quire.shared.logs import logger
 
 log = logger("prefix_index")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.pb.common.v1 import model_pb2
+from quire.shared.pb.common.v1 import model_pb2
 
 MEMBER_BYTES = 8  # of a block's hash: enough to steer by, at a third of the memory of the whole
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shared.kv.block_hash import page_name
-from shared.kv.kv_retention import longest_match
-from shared.prefix_index.entries import (
+from quire.shared.kv.block_hash import page_name
+from quire.shared.kv.kv_retention import longest_match
+from quire.shared.prefix_index.entries import (
     NOT_COUNTED,
     MalformedEntries,
     SchedulerEntry,
@@ -18,7 +18,7 @@ from shared.prefix_index.entries import (
     scheduler_entry,
     worker_entry,
 )
-from shared.prefix_index.keys import BlockKeys, RegistryKeys, member
+from quire.shared.prefix_index.keys import BlockKeys, RegistryKeys, member
 
 Entry = TypeVar("Entry")
 

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable
 from typing import IO
 
-from shared.errors import Internal
-from shared.process.priority import step_back
+from quire.shared.errors import Internal
+from quire.shared.process.priority import step_back
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, on a machine that has much to do

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from shared.errors import Internal, QuireError
-from shared.logs import as_json, flush, is_json, logger, say
-from shared.process.garbage import Collector
-from shared.process.watchdog import Watchdog
+from quire.shared.errors import Internal, QuireError
+from quire.shared.logs import as_json, flush, is_json, logger, say
+from quire.shared.process.garbage import Collector
+from quire.shared.process.watchdog import Watchdog
 
 log = logger("lifecycle")
 

@@ -1,6 +1,6 @@
 """Tells a loop that is dead from one that is slow: whoever has something to do must get ahead with it.
 
-Looked at every second. As in shared.process.watchdog looks are counted and not time, so that a process which was
+Looked at every second. As in quire.shared.process.watchdog looks are counted and not time, so that a process which was
 stopped for a while is not dead afterwards.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from shared.logs import logger
+from quire.shared.logs import logger
 
 log = logger("liveness")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from shared.errors import FailedPrecondition
-from shared.rpc import admin_pass
-from shared.settings import Settings
+from quire.shared.errors import FailedPrecondition
+from quire.shared.rpc import admin_pass
+from quire.shared.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 

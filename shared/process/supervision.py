@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from shared.errors import FailedPrecondition, Internal
-from shared.logs import logger
+from quire.shared.errors import FailedPrecondition, Internal
+from quire.shared.logs import logger
 
 log = logger("supervision")
 

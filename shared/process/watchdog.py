@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 
-from shared import logs
+from quire.shared import logs
 
 TURN_S = 1.0
 MOST_TURNS = 60  # without one of the loop; Kubernetes gives up a process after as long

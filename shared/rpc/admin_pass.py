@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shared.errors import FailedPrecondition
-from shared.security import secret_file
-from shared.settings.base import LOOPBACK
+from quire.shared.errors import FailedPrecondition
+from quire.shared.security import secret_file
+from quire.shared.settings.base import LOOPBACK
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 

@@ -6,16 +6,16 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unauthenticated
-from shared.logs import logger
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
-from shared.rpc import admin_pass
-from shared.rpc.admin_pass import AdminPass
-from shared.rpc.guard import CallGuard, bearer
-from shared.rpc.server import Server
-from shared.security.secret_file import SecretFile
-from shared.settings import NO_TLS, Settings
-from shared.settings.base import LOOPBACK
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unauthenticated
+from quire.shared.logs import logger
+from quire.shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from quire.shared.rpc import admin_pass
+from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.rpc.guard import CallGuard, bearer
+from quire.shared.rpc.server import Server
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings import NO_TLS, Settings
+from quire.shared.settings.base import LOOPBACK
 
 log = logger("admin")
 

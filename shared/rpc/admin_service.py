@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from shared.errors import QuireError, transport
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.process.lifecycle import Shutdown
+from quire.shared.errors import QuireError, transport
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.process.lifecycle import Shutdown
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

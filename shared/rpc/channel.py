@@ -1,7 +1,7 @@
 """Channels between services, with options chosen for long-lived streams.
 
 Keep-alive notices a machine that vanished without closing its connection; a peer that is alive but stuck is noticed by
-the heartbeats of shared.rpc.duplex instead.
+the heartbeats of quire.shared.rpc.duplex instead.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from shared.security.tls import channel_credentials
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls import channel_credentials
+from quire.shared.settings.tls import NO_TLS, Tls
 
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few

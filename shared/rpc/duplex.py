@@ -14,11 +14,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc.aio
 
-from shared.errors import Unavailable
-from shared.process.supervision import is_asked_to_end
-from shared.rpc.endings import CallEnding
-from shared.rpc.parts import CallStream, InParts
-from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
+from quire.shared.errors import Unavailable
+from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.rpc.endings import CallEnding
+from quire.shared.rpc.parts import CallStream, InParts
+from quire.shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 
 READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
 TURNS_UNTIL_TOLD = 2 * TURNS_PER_INTERVAL

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from shared.errors import QuireError, transport
+from quire.shared.errors import QuireError, transport
 
 HEALTH = "/grpc.health.v1."
 KEYS = ("authorization", "x-api-key")

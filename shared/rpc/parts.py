@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.part_pb2 import Part
-from shared.rpc.channel import SERVICE_MESSAGE_BYTES
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.part_pb2 import Part
+from quire.shared.rpc.channel import SERVICE_MESSAGE_BYTES
 
 MOST_PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
 # What a link of 13 KB/s carries before its other end, which hears of whole parts only, takes the peer for dead.

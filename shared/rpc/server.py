@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 import grpc
 import grpc.aio
 
-from shared import ports
-from shared.errors import FailedPrecondition
-from shared.rpc import health, reflection
-from shared.rpc.call_bounds import HEADER_BYTES, CallBounds
-from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
-from shared.rpc.health import NOT_SERVING, SERVING
-from shared.security.tls import server_credentials
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared import ports
+from quire.shared.errors import FailedPrecondition
+from quire.shared.rpc import health, reflection
+from quire.shared.rpc.call_bounds import HEADER_BYTES, CallBounds
+from quire.shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
+from quire.shared.rpc.health import NOT_SERVING, SERVING
+from quire.shared.security.tls import server_credentials
+from quire.shared.settings.tls import NO_TLS, Tls
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 SILENCE_FACTOR = 5  # heartbeat intervals
 TURNS_PER_INTERVAL = 2

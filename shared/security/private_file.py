@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from shared.errors import InvalidArgument
-from shared.logs import logger
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("private_file")
 

@@ -10,7 +10,7 @@ import hmac
 import os
 from pathlib import Path
 
-from shared.security.private_file import PrivateFile, Unusable
+from quire.shared.security.private_file import PrivateFile, Unusable
 
 MIN_LENGTH = 32  # characters: what `openssl rand -hex 16` gives, beyond any guessing
 MAX_BYTES = 64 * 1024

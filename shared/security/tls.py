@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from shared.errors import InvalidArgument, QuireError, Unavailable
-from shared.logs import logger
-from shared.settings.tls import Tls
+from quire.shared.errors import InvalidArgument, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.settings.tls import Tls
 
 log = logger("tls")
 

@@ -4,11 +4,11 @@ They live together, away from the services, because one YAML file and one enviro
 them must know every key to refuse the unknown ones.
 """
 
-from shared.settings.base import Settings, load
-from shared.settings.frontend import FrontendSettings
-from shared.settings.scheduler import SchedulerSettings
-from shared.settings.tls import NO_TLS, Tls
-from shared.settings.worker import WorkerSettings
+from quire.shared.settings.base import Settings, load
+from quire.shared.settings.frontend import FrontendSettings
+from quire.shared.settings.scheduler import SchedulerSettings
+from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.settings.worker import WorkerSettings
 
 SERVICES: dict[str, type[Settings]] = {
     "frontend": FrontendSettings,

@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from shared.errors import InvalidArgument
-from shared.security.secret_file import SecretFile
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.errors import InvalidArgument
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings.tls import NO_TLS, Tls
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"

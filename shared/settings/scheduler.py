@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat
 
-from shared.settings.base import Settings
+from quire.shared.settings.base import Settings
 
 
 class SchedulerSettings(Settings):

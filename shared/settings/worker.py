@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from shared.settings.base import Settings
+from quire.shared.settings.base import Settings
 
 MOST_RANKS = 64
 LONGEST_ADAPTER_NAME = 256  # characters
@@ -217,4 +217,4 @@ class WorkerSettings(Settings):
 
     @property
     def main_module(self) -> str:
-        return "services.worker.simulated.main" if self.engine == "simulated" else super().main_module
+        return "quire.services.worker.simulated.main" if self.engine == "simulated" else super().main_module

@@ -1,6 +1,6 @@
 """Grammar libraries by name, and what each may be asked for: what one leaves out of account, or gets wrong, is refused.
 
-Found out with `python -m services.worker.structured.bench`."""
+Found out with `python -m quire.services.worker.structured.bench`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import ebnf
-from shared.structured_output.checks import (
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import ebnf
+from quire.shared.structured_output.checks import (
     FIELD,
     MAX_NESTING,
     MAX_NESTING_OF_TAGS,
@@ -20,7 +20,7 @@ from shared.structured_output.checks import (
     parse,
     refuse,
 )
-from shared.structured_output.schema_rewrite import ASSERTIONS, for_other_libraries
+from quire.shared.structured_output.schema_rewrite import ASSERTIONS, for_other_libraries
 
 Result = TypeVar("Result")
 

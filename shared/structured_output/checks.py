@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from shared import inner_json
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output.satisfiable import contradiction
+from quire.shared import inner_json
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output.satisfiable import contradiction
 
 FIELD = "structured_output"
 POSITION = re.compile(r"^at \d+\(\d+\): ")  # in the grammar that was made of the constraint

@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from shared.structured_output.checks import refuse
-from shared.structured_output.ebnf_syntax import (
+from quire.shared.structured_output.checks import refuse
+from quire.shared.structured_output.ebnf_syntax import (
     Characters,
     EbnfChoice,
     EbnfSequence,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shared.errors import InvalidArgument
-from shared.structured_output.checks import MAX_NESTING, refuse
+from quire.shared.errors import InvalidArgument
+from quire.shared.structured_output.checks import MAX_NESTING, refuse
 
 TOKEN = re.compile(
     r"""

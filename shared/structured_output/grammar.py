@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import ebnf, regex, structural_tag
-from shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse
-from shared.structured_output.json_rule import json_rule
-from shared.structured_output.literals import NO_SPECIALS, Specials, literal, quoted
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import ebnf, regex, structural_tag
+from quire.shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse
+from quire.shared.structured_output.json_rule import json_rule
+from quire.shared.structured_output.literals import NO_SPECIALS, Specials, literal, quoted
 
 OBJECT = {"type": "object"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output.schema_rewrite import for_llguidance
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output.schema_rewrite import for_llguidance
 
 # One space, or a new line with its indentation: with whitespace of any length, a model that has nothing to say in JSON
 # fills its answer with that.

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from shared.structured_output import automaton
-from shared.structured_output.automaton import ANY_TEXT, EMPTY, NOTHING, WORD, Expression
-from shared.structured_output.checks import refuse
+from quire.shared.structured_output import automaton
+from quire.shared.structured_output.automaton import ANY_TEXT, EMPTY, NOTHING, WORD, Expression
+from quire.shared.structured_output.checks import refuse
 
 # Python's own reader of the syntax that JavaScript's shares with it.
 _syntax: Any = importlib.import_module("re._parser")

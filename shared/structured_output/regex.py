@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.structured_output.look_around import LOOKS, has_alternatives, plain_patterns
+from quire.shared.structured_output.look_around import LOOKS, has_alternatives, plain_patterns
 
 SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 ASCII = {"d": "0-9", "w": "0-9A-Za-z_"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from shared.structured_output.look_around import plain_patterns
+from quire.shared.structured_output.look_around import plain_patterns
 
 Json = dict[str, Any]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import ebnf, regex
-from shared.structured_output.checks import check_schema, refuse
-from shared.structured_output.json_rule import json_rule
-from shared.structured_output.literals import Specials, literal, pieces, quoted, token
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import ebnf, regex
+from quire.shared.structured_output.checks import check_schema, refuse
+from quire.shared.structured_output.json_rule import json_rule
+from quire.shared.structured_output.literals import Specials, literal, pieces, quoted, token
 
 ANY = "TEXT"
 ANY_DEFINITION = r"TEXT: /(.|\n)*/"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.worker.models.registry import ARCHITECTURES
+from quire.services.worker.models.registry import ARCHITECTURES
 
 BLOCKED = ("torch", "triton", "transformers", "safetensors")
 
@@ -30,8 +30,8 @@ for module in {modules!r}:
 @pytest.mark.parametrize(
     "modules",
     [
-        ["services.frontend.main"],
-        ["services.scheduler.main"],
+        ["quire.services.frontend.main"],
+        ["quire.services.scheduler.main"],
         [
             "quire",
             "quire.client",
@@ -43,7 +43,7 @@ for module in {modules!r}:
             "quire.cli.status",
             "quire.cli.services",
         ],
-        ["services.worker.models.registry", *(name.partition(":")[0] for name in ARCHITECTURES.values())],
+        ["quire.services.worker.models.registry", *(name.partition(":")[0] for name in ARCHITECTURES.values())],
     ],
 )
 def test_nothing_pulls_in_a_tensor_library(modules: list[str]) -> None:

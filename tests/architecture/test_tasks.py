@@ -48,7 +48,7 @@ def calls() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["create_task", "ensure_future", "run_coroutine_threadsafe"])
 def test_tasks_are_started_by_those_who_look_at_their_end(name: str) -> None:
     starters = {file for file, called in calls() if called == name}
-    assert starters <= OWNERS | GROUPS, f"use shared.process.supervision.Tasks instead of {name}"
+    assert starters <= OWNERS | GROUPS, f"use quire.shared.process.supervision.Tasks instead of {name}"
 
 
 def test_tasks_of_a_group_are_all_that_is_started_there() -> None:

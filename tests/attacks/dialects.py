@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from services.frontend.web_edge.framing import frame
-from shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.web_edge.framing import frame
+from quire.shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.attacks.calls import Call, Post, Rpc
 from tests.attacks.sizes import MB, MIB, words
 

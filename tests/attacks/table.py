@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.attacks.calls import Call, Post, Rpc
 from tests.attacks.dialects import DIALECTS
 from tests.attacks.floods import FLOODS

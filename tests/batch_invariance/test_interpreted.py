@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from services.worker.attention.batch_invariant import BatchInvariantAttention
-from services.worker.graphs.cuda_graph import Repeater
-from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.runner import batch_invariance
-from services.worker.sampling.choice import PlainChoice
-from shared.pb.common.v1 import sampling_pb2
+from quire import kernels
+from quire.services.worker.attention.batch_invariant import BatchInvariantAttention
+from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs
+from quire.services.worker.graphs.recorded_steps import RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.runner import batch_invariance
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
 from tests.services.worker import checkpoints
@@ -30,7 +30,7 @@ from tests.services.worker.rig import Rig
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="there they are compiled: see test_same_bits")
 
-PACKAGES = ("kernels.triton.batch_invariant", "kernels.triton", "kernels.reference")
+PACKAGES = ("quire.kernels.triton.batch_invariant", "quire.kernels.triton", "quire.kernels.reference")
 ASKED = sampling_pb2.SamplingParams(temperature=0.8, seed=3, logprobs=4)
 
 
@@ -38,7 +38,7 @@ class Interpreted(BatchInvariantAttention):
     """Takes a CPU for what it needs."""
 
     def reject_reason(self, spec: Any) -> str | None:
-        from kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
+        from quire.kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
 
         self._decode, self._chunk = decode_attention, chunk_attention
         return None
@@ -47,12 +47,12 @@ class Interpreted(BatchInvariantAttention):
 @pytest.fixture(params=["qwen3-tied", "qwen2-moe"])
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Rig]:
     ordered_dot.use(monkeypatch)
-    monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
-    monkeypatch.setattr("kernels.triton.batch_invariant.unavailable", lambda: None)
-    monkeypatch.setattr("kernels.triton.sampling.filtered_sampling.BLOCK", 256)
-    monkeypatch.setattr(importlib.import_module("kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
-    monkeypatch.setattr("kernels.triton.batch_invariant.attention.SPAN", 64)
-    monkeypatch.setattr("services.worker.attention.backends._load", lambda name: Interpreted())
+    monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
+    monkeypatch.setattr("quire.kernels.triton.batch_invariant.unavailable", lambda: None)
+    monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 256)
+    monkeypatch.setattr(importlib.import_module("quire.kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
+    monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
+    monkeypatch.setattr("quire.services.worker.attention.backends._load", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
     monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
     folder = checkpoints.make(request.param, tmp_path, num_hidden_layers=2).folder

@@ -15,7 +15,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.streams import Crowd, constrained, everything, greedy
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.cluster import Cluster
-from shared.errors import Unavailable
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import services
 from tests.chaos.test_workers import pid
 from tests.e2e.kv.test_kv_handover import told

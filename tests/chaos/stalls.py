@@ -26,9 +26,9 @@ import grpc.aio
 
 from quire.async_client import AsyncClient
 from quire.cluster import Cluster
-from shared.errors import QuireError
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.errors import QuireError
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from tests.chaos.conftest import leaves_nothing_behind, services
 from tests.chaos.streams import Stream, greedy, prompts
 from tests.e2e.conftest import running_cluster

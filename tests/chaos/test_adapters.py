@@ -15,7 +15,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
-from shared.errors import InvalidArgument, NotFound, Unavailable
+from quire.shared.errors import InvalidArgument, NotFound, Unavailable
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
 from tests.chaos.held import PATIENCE_S, held_up, until_read
 from tests.chaos.streams import Crowd, greedy, same

@@ -14,9 +14,9 @@ import pytest
 
 from quire.async_client import AsyncClient
 from quire.cluster import Cluster
-from shared.pb.batch.v1 import batch_pb2 as pb
-from shared.pb.batch.v1 import batch_pb2_grpc
-from shared.rpc.channel import connect
+from quire.shared.pb.batch.v1 import batch_pb2 as pb
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
+from quire.shared.rpc.channel import connect
 from tests.chaos.another_frontend import another_frontend
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.streams import prompts

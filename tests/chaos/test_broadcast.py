@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from quire import WeightsUpdateGroup
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import Unavailable
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
 from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
 from tests.chaos.test_workers import pid

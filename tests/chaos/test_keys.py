@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from quire.cluster import Cluster
-from shared.security import secret_file
+from quire.shared.security import secret_file
 from tests.chaos.conftest import SCHEDULER, WORKER, Said
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster

@@ -19,8 +19,8 @@ from quire import LLMEngine, SamplingParams, bundled
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import RequestOutput
-from shared.errors import Unavailable
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import FRONTEND, WORKER, Said, leaves_nothing_behind
 from tests.chaos.held import held_up, held_within, until_read
 from tests.chaos.streams import GREEDY_TOKENS, Crowd, greedy, same
@@ -140,7 +140,7 @@ original(weights, pairs[:half])
 wait()
 original(weights, pairs[half:])
 """
-    module = "services.worker.models.loading.weights"
+    module = "quire.services.worker.models.loading.weights"
     with operated_cluster(
         tmp_path, monkeypatch, lambda folder: held_within(folder, module, "Weights._copy", body)
     ) as made:

@@ -15,7 +15,7 @@ import pytest
 from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from shared.errors import ResourceExhausted
+from quire.shared.errors import ResourceExhausted
 from tests.chaos.conftest import WORKER, leaves_nothing_behind
 from tests.e2e.conftest import running_cluster
 

@@ -14,7 +14,7 @@ import pytest
 
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import DeadlineExceeded
+from quire.shared.errors import DeadlineExceeded
 from tests import waiting
 from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page
 from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same

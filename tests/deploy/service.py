@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.cli import services
 from quire.cli.main import COMMANDS
-from shared.settings import SERVICES, Settings, load
+from quire.shared.settings import SERVICES, Settings, load
 
 CONFIG_PATH = "/etc/quire/quire.yaml"
 PLACEHOLDERS = {"status.podIP": "10.0.0.7", "limits.cpu": "4"}  # what Kubernetes puts in

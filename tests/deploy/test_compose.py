@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.security.secret_file import SecretFile
-from shared.settings import FrontendSettings, Settings, WorkerSettings
-from shared.version import VERSION
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings import FrontendSettings, Settings, WorkerSettings
+from quire.shared.version import VERSION
 from tests.deploy import dockerfile, service
 from tests.deploy.paths import COMPOSE, PROMETHEUS, ROOT
 

@@ -16,8 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from shared.settings import FrontendSettings, WorkerSettings
-from shared.version import VERSION
+from quire.shared.settings import FrontendSettings, WorkerSettings
+from quire.shared.version import VERSION
 from tests.deploy import dockerfile, service
 from tests.deploy.paths import BASE_CONFIG, DOCKERFILES, ROOT
 
@@ -59,7 +59,7 @@ def test_an_image_that_may_have_no_shell_is_made_without_one(role: str) -> None:
     assert sorted(keyword for keyword, _ in commands) == ["CMD", "CMD", "ENTRYPOINT", "RUN"]  # one is HEALTHCHECK's
     assert all(isinstance(json.loads(words), list) for _, words in commands)
     (imported,) = [words for keyword, words in commands if keyword == "RUN"]
-    assert f"import services.{role}." in imported
+    assert f"import quire.services.{role}." in imported
     assert written.index("USER ") < written.index(imported)
 
 
@@ -127,7 +127,7 @@ def test_is_complete_without_the_code_of_other_services(role: str, tmp_path: Pat
             if (ROOT / source).is_dir():
                 shutil.copytree(ROOT / source, tmp_path / source, dirs_exist_ok=True)
     assert not (tmp_path / "kernels").exists()
-    script = f"import sys; sys.modules['torch'] = None; import services.{role}.main as it; print(it.__file__)"
+    script = f"import sys; sys.modules['torch'] = None; import quire.services.{role}.main as it; print(it.__file__)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {script}"],
         capture_output=True, text=True, check=False, cwd=tmp_path,

@@ -6,8 +6,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from services.worker.ranks.start import check_nodes
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks.start import check_nodes
+from quire.shared.settings import WorkerSettings
 from tests.deploy import dockerfile, kustomize, service
 from tests.deploy.paths import DOCKERFILES
 from tests.deploy.test_manifests import KUBERNETES, container, named, variables

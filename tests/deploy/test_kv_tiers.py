@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.settings import WorkerSettings
+from quire.shared.settings import WorkerSettings
 from tests.deploy.test_manifests import container, pod, settings_of
 
 FOLDER = "overlays/gpu-tiers"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.security.secret_file import SecretFile
+from quire.shared.security.secret_file import SecretFile
 from tests.deploy.paths import ROOT
 
 KUBECTL = """#!/bin/sh

@@ -13,9 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from shared.rpc.server import LIVENESS
-from shared.settings import FrontendSettings, Settings, WorkerSettings
-from shared.version import VERSION
+from quire.shared.rpc.server import LIVENESS
+from quire.shared.settings import FrontendSettings, Settings, WorkerSettings
+from quire.shared.version import VERSION
 from tests.deploy import dockerfile, kustomize, schemas, service
 from tests.deploy.paths import DOCKERFILES, K8S, KUSTOMIZATIONS, PROMETHEUS
 from tests.metrics.catalogue import families

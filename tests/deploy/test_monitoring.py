@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.frontend.access.key import Key
-from shared.settings import SERVICES
-from shared.settings.connection_limits import ConnectionLimits
+from quire.services.frontend.access.key import Key
+from quire.shared.settings import SERVICES
+from quire.shared.settings.connection_limits import ConnectionLimits
 from tests.deploy import kustomize
 from tests.deploy.paths import COMPOSE, GRAFANA, K8S, PROMETHEUS
 from tests.metrics.catalogue import families

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from shared.settings import FrontendSettings, SchedulerSettings, Settings, WorkerSettings
+from quire.shared.settings import FrontendSettings, SchedulerSettings, Settings, WorkerSettings
 from tests.deploy import kustomize, service
 from tests.deploy.network import Network, Pod, Unsupported, matches
 from tests.deploy.paths import GRAFANA, K8S, KUSTOMIZATIONS

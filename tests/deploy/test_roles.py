@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.settings import WorkerSettings
+from quire.shared.settings import WorkerSettings
 from tests.deploy.test_manifests import named, of_kind, settings_of
 
 FOLDER = "overlays/gpu-roles"

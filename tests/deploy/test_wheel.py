@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build, built
+from quire.kernels.cpu import build, built
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv", ".hypothesis", "build", "dist", "tests", "*.egg-info", ".*_cache", "__pycache__")
@@ -49,7 +49,7 @@ def run(installed: Path, tmp_path: Path, *command: str, **environment: str) -> s
 def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     installed: Path, tmp_path: Path
 ) -> None:
-    seen = run(installed, tmp_path, "-c", "from kernels import cpu; print(cpu.__file__, cpu.unavailable())")
+    seen = run(installed, tmp_path, "-c", "from quire.kernels import cpu; print(cpu.__file__, cpu.unavailable())")
     assert seen.stdout.split() == [str(installed / "kernels/cpu/__init__.py"), "None"], seen.stderr
     demo = run(installed, tmp_path, "-m", "quire", "demo")
     assert demo.returncode == 0, demo.stderr

@@ -9,7 +9,7 @@ from quire import bundled
 from quire.cli.status import table
 from quire.client import Client
 from quire.params import SamplingParams, StructuredOutput
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 from training.chat import prompt
 

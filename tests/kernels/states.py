@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.state_pages import StatePages, StateShape
+from quire.kernels.state_pages import StatePages, StateShape
 
 BLOCK_SIZE = 16
 SHAPE = StateShape(num_channels=2 * 2 * 16 + 6 * 32, conv_width=4, num_heads=6, key_dim=16, value_dim=32)

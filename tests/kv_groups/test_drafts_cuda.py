@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import ReadyStep
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs
+from quire.services.worker.graphs.recorded_steps import ReadyStep
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
 from tests.kv_groups.test_drafts_of_states import (
     DRAFTED,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.worker.building.build import build_replica
-from services.worker.layers.recurrent.recurrence import Recurrence
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.proposer import HostProposer, Wanted
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.layers.recurrent.recurrence import Recurrence
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt

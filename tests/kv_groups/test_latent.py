@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.scheduler.core.sequence import Family
-from services.worker.building.build import build_replica
-from services.worker.kv.layout import KVLayout
-from shared.errors import InvalidArgument, QuireError
-from shared.kv.kv_specs import FULL, Latent, Window
-from shared.settings import WorkerSettings
+from quire.services.scheduler.core.sequence import Family
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.kv.layout import KVLayout
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.kv.kv_specs import FULL, Latent, Window
+from quire.shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups import models
 from tests.kv_groups.models import Make, greedy

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.sequence import Family
-from services.worker.building.build import build_replica
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import FULL, State
-from shared.settings import WorkerSettings
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.sequence import Family
+from quire.services.worker.building.build import build_replica
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import FULL, State
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.models import Make, confirmed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker.checkpoints import RECURRENT_FAMILIES, Checkpoint

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.transfers.limits import TierLimits
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.replica import Replica
-from shared.kv.block_hash import page_of
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica import Replica
+from quire.shared.kv.block_hash import page_of
 from tests.kv_groups.models import confirmed
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints

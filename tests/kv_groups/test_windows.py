@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.scheduler.core.sequence import Family
-from services.worker.building.build import build_replica
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.kv import block_hash
-from shared.kv.kv_specs import FULL, Window
-from shared.settings import WorkerSettings
+from quire.services.scheduler.core.sequence import Family
+from quire.services.worker.building.build import build_replica
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_specs import FULL, Window
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups import models
 from tests.kv_groups.models import WINDOW, Make, greedy
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint

@@ -15,7 +15,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import Logprob, RequestOutput
 from quire.requests import RequestOptions
-from shared.errors import QuireError
+from quire.shared.errors import QuireError
 from tests.matrix.checks import THINK
 from tests.matrix.features import params
 

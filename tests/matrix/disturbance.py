@@ -19,7 +19,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
 from quire.requests import RequestOptions
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 from tests.e2e.observability.test_metrics import page
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none

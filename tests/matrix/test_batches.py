@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import LLM, Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
@@ -19,7 +19,9 @@ from tests.matrix.test_ways import NOT_OVER_HTTP, body, choices
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"),
+    pytest.mark.skipif(
+        quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+    ),
 ]
 
 ENDPOINT = "/v1/completions"

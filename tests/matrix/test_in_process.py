@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import LLMEngine, LoRARequest, bundled
 from quire.cluster import Cluster
 from quire.requests import RequestOptions
-from services.worker.structured.backends import libraries
-from shared.errors import InvalidArgument
-from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from quire.services.worker.structured.backends import libraries
+from quire.shared.errors import InvalidArgument
+from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question
 from tests.matrix.features import FORMS, REQUESTS, params
@@ -52,7 +52,7 @@ def answers(
     return found
 
 
-@pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
+@pytest.mark.skipif(quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
 def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
     questions = {name: question(prompts(cluster)[0], name) for name in REQUESTS}
     with engine() as made:
@@ -61,7 +61,7 @@ def test_an_engine_says_what_a_cluster_says(cluster: Cluster) -> None:
         assert_same(found[name], whole, name)
 
 
-@pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
+@pytest.mark.skipif(quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches")
 def test_an_engine_says_through_adapters_what_a_cluster_says(cluster: Cluster) -> None:
     """Each feature through one of two, which take turns where there is a place for one."""
     names = [*REQUESTS]

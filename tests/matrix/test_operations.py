@@ -10,14 +10,14 @@ import httpx
 import pytest
 from safetensors.torch import load_file
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import LLM, Client, bundled
 from quire.cluster import Cluster
+from quire.shared.errors import QuireError
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.security import secret_file
 from quire.weights_stream import messages
-from shared.errors import QuireError
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.security import secret_file
 from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import ask_now, assert_same, prompts, question, result_of
 from tests.matrix.features import REQUESTS
@@ -25,7 +25,9 @@ from tests.matrix.features import REQUESTS
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"),
+    pytest.mark.skipif(
+        quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+    ),
 ]
 
 KEY = "k" * 40

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-import kernels.cpu
-import services.worker.sampling
+import quire.kernels.cpu
+import quire.services.worker.sampling
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.matrix.asking import Answer, ask_now, prompts, question, result_of
 from tests.matrix.features import BASE, REQUESTS, are_ways_of_one, params, refused_field
 
 PAIRS = [pair for pair in itertools.combinations(REQUESTS, 2) if not are_ways_of_one(*pair)]
 REFUSED = [pair for pair in PAIRS if refused_field(*pair) is not None]
 HEEDED = [(name,) for name in REQUESTS] + [pair for pair in PAIRS if pair not in REFUSED]
-EXACT = kernels.cpu.unavailable() is None  # plain torch rounds otherwise in other batches
+EXACT = quire.kernels.cpu.unavailable() is None  # plain torch rounds otherwise in other batches
 SHORT = 20  # tokens of an answer that may have nothing to change
-PAGE = Path(services.worker.sampling.__file__).parent / "README.md"
+PAGE = Path(quire.services.worker.sampling.__file__).parent / "README.md"
 
 Answers = dict[tuple[str, ...], Answer]
 

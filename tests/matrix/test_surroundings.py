@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
@@ -22,7 +22,7 @@ from tests.matrix.features import REQUESTS
 from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Surrounding, Together, crowds, pairs
 
 pytestmark = pytest.mark.skipif(
-    kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+    quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
 )
 
 CROWDS = crowds(list(SURROUNDINGS), size=8)

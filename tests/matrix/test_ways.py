@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import SamplingParams
 from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import collect
 from quire.requests import RequestOptions
-from shared.errors import QuireError
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.errors import QuireError
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question, result_of
 from tests.matrix.features import REQUESTS
 
 pytestmark = pytest.mark.skipif(
-    kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+    quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
 )
 
 STREAMS = {

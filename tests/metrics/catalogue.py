@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
-from shared.metrics.frontend import FrontendMetrics
-from shared.metrics.histogram import Histogram
-from shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
-from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.metrics.histogram import Histogram
+from quire.shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
+from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 PROCESS_WIDE = ("process_", "python_")  # prometheus_client's own
 SUFFIXES = {

@@ -15,8 +15,8 @@ import pytest
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 
 ASKED = {"multiples": {"of": 7}}

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from services.scheduler.core.core import Core
-from services.scheduler.policies import find_policy
-from services.worker.attention import backends
-from services.worker.models import registry
-from services.worker.models.families.llama import LlamaForCausalLM
-from services.worker.models.single_row import model_reject_reason
-from services.worker.spec_decode import config as speculative_config
-from shared import plugins
-from shared.errors import InvalidArgument
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.policies import find_policy
+from quire.services.worker.attention import backends
+from quire.services.worker.models import registry
+from quire.services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.single_row import model_reject_reason
+from quire.services.worker.spec_decode import config as speculative_config
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.worker import checkpoints
 from tests.services.worker.plans import New

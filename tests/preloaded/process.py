@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.cluster.process import ROOT, python_path
-from shared.process import allocator
+from quire.shared.process import allocator
 from tests.preloaded.zygote import LENGTH, MODULES, STATUS
 
 # The last two are set by libraries that some tests import.

@@ -20,9 +20,9 @@ from typing import Any
 from quire import interrupts
 
 MODULES = {
-    "frontend": ("services.frontend.main",),
-    "scheduler": ("services.scheduler.main",),
-    "worker": ("services.worker.main", "services.worker.service"),
+    "frontend": ("quire.services.frontend.main",),
+    "scheduler": ("quire.services.scheduler.main",),
+    "worker": ("quire.services.worker.main", "quire.services.worker.service"),
 }
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
@@ -103,7 +103,7 @@ class Zygote:
 def begin_fork_server() -> None:
     """What the ranks of this process are forked from: a fork of it, as long as it has one thread, instead of a new
     interpreter that imports everything."""
-    from services.worker.ranks import processes
+    from quire.services.worker.ranks import processes
 
     start_interpreter = util.spawnv_passfds
 

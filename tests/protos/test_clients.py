@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.rpc.server import Server
+from quire.shared.rpc.server import Server
 from tests.programs import answered
 from tests.protos import toolchains
 from tests.services.frontend.running import running

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.pb.worker.v1 import worker_pb2
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.pb.worker.v1 import worker_pb2
 
 README = Path(__file__).resolve().parents[2] / "protos" / "README.md"
 

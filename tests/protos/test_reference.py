@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protos import reference
+from quire.protos import reference
 
 
 def test_the_pages_are_current() -> None:
     written = {path.stem: path.read_text() for path in reference.PAGES.glob("*.md")}
-    assert written == reference.pages(), "run: python -m protos.generate"
+    assert written == reference.pages(), "run: python -m quire.protos.generate"
 
 
 def test_every_part_of_the_public_protocol_says_what_it_is() -> None:

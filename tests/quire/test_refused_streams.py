@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from quire.refused_streams import answered
-from shared.errors import ResourceExhausted
+from quire.shared.errors import ResourceExhausted
 
 NUM_CALLS = 400  # of which gRPC alone gets about ten wrong
 

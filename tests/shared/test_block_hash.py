@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.columns import u32_bytes
-from shared.kv import block_hash
+from quire.shared.columns import u32_bytes
+from quire.shared.kv import block_hash
 
 FIRST, SECOND = b"a" * 32, b"b" * 32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.metrics.calls import MOST_TENANTS, OTHER_TENANTS, CallMetrics
+from quire.shared.metrics.calls import MOST_TENANTS, OTHER_TENANTS, CallMetrics
 
 
 def test_tenants_beyond_the_first_hundred_share_their_series() -> None:

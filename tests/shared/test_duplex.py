@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from shared.errors import Unavailable
-from shared.process.lifecycle import first
-from shared.rpc.duplex import Duplex
-from shared.rpc.silence import SILENCE_FACTOR
+from quire.shared.errors import Unavailable
+from quire.shared.process.lifecycle import first
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.silence import SILENCE_FACTOR
 
 
 class Wire:

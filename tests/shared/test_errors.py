@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from shared import errors
-from shared.pb.common.v1 import finish_pb2
+from quire.shared import errors
+from quire.shared.pb.common.v1 import finish_pb2
 
 
 @pytest.mark.parametrize("code", [code for code in finish_pb2.ErrorCode.values() if code])

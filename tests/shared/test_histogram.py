@@ -8,7 +8,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.metrics.histogram import Histogram
+from quire.shared.metrics.histogram import Histogram
 
 EDGES = (0.001, 0.01, 1, 16)
 

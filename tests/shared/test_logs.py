@@ -19,7 +19,7 @@ from typing import TextIO
 import pytest
 import trustme
 
-from shared import logs
+from quire.shared import logs
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def test_a_line_that_cannot_be_formatted_is_named_in_one_line(style: logs.LogFor
 
 UNCAUGHT = """
 import warnings
-from shared import logs
+from quire.shared import logs
 logs.configure("me", style="json")
 warnings.warn("old")
 raise RuntimeError("a fault")

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from shared.metrics import base
+from quire.shared.metrics import base
 
 HALF = b"GET /metrics HTTP/1.1\r\n"
 PATIENCE_S = 60  # far more than any of it takes

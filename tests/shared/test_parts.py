@@ -10,14 +10,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.part_pb2 import Part
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.rpc import parts
-from shared.rpc.channel import SERVICE_MESSAGE_BYTES
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts
-from shared.rpc.silence import SILENCE_FACTOR, TURNS_PER_INTERVAL, Silence
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.part_pb2 import Part
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.rpc import parts
+from quire.shared.rpc.channel import SERVICE_MESSAGE_BYTES
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.silence import SILENCE_FACTOR, TURNS_PER_INTERVAL, Silence
 
 TURNS = SILENCE_FACTOR * TURNS_PER_INTERVAL - 4  # that are made while one part is on its way
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.pb.common.v1 import sampling_pb2
-from shared.prompt_logprobs import first_position, restart
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.prompt_logprobs import first_position, restart
 
 NAMED = [[1], [2, 3], [4]]  # of positions 5, 6 and 7 in a prompt of 10 tokens
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.security import secret_file
-from shared.security.secret_file import SecretFile
+from quire.shared.errors import InvalidArgument
+from quire.shared.security import secret_file
+from quire.shared.security.secret_file import SecretFile
 
 FIRST, SECOND = "a" * 32, "b" * 32
 

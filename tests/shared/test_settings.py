@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, WorkerSettings, load
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import SERVICES, FrontendSettings, SchedulerSettings, WorkerSettings, load
 
 
 def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:

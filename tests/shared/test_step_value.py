@@ -7,11 +7,11 @@ import sys
 from dataclasses import field, replace
 from pathlib import Path
 
-import shared
-from shared.step_value import step_value
+from quire import shared
+from quire.shared.step_value import step_value
 
 CHANGES = """
-from shared.step_value import step_value
+from quire.shared.step_value import step_value
 
 @step_value
 class Point:

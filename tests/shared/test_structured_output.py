@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from services.frontend.input_processor.grammar_probe import Bytes
-from shared import structured_output
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output.literals import Specials
+from quire.services.frontend.input_processor.grammar_probe import Bytes
+from quire.shared import structured_output
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output.literals import Specials
 
 BYTES = LLTokenizer(TokenizerWrapper(Bytes({}, 0)))
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from quire.bench.report import Row, table
-from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.flight import StepInFlight
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.services.worker.flight import StepInFlight
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.no_model import leave_out_forward
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build

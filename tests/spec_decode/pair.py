@@ -15,24 +15,24 @@ import numpy as np
 import torch
 
 from quire import bundled
-from services.scheduler.core.core import Core
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
-from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Family
-from services.scheduler.core.sequence import Sequence as CoreSequence
-from services.scheduler.frontends.submissions import Payload
-from services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
-from services.worker.building.build import build_replica, open_grammars
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.ranks.seat import ALONE, Seat
-from services.worker.replica import Replica
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared import columns, prompt_logprobs
-from shared.kv import block_hash
-from shared.pb.common.v1 import pooling_pb2, sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
+from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.core.sequence import Family
+from quire.services.scheduler.core.sequence import Sequence as CoreSequence
+from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica import Replica
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared import columns, prompt_logprobs
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 
 GREEDY = {"temperature": 0.0}
 EOS = (2, 0)

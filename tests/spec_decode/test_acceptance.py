@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quire import bundled
-from services.worker.replica import Replica
-from shared.errors import InvalidArgument
+from quire.services.worker.replica import Replica
+from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import DRAFTERS, METHODS, TREES
 from tests.spec_decode.pair import Pair, build

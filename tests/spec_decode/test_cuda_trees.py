@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.worker.graphs.chunk_graphs import ChunkGraphs
-from services.worker.graphs.recorded_steps import ReadyStep
-from services.worker.replica import Replica
-from services.worker.runner.pipeline import StageLaunch
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
+from quire.services.worker.graphs.chunk_graphs import ChunkGraphs
+from quire.services.worker.graphs.recorded_steps import ReadyStep
+from quire.services.worker.replica import Replica
+from quire.services.worker.runner.pipeline import StageLaunch
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
 from tests.spec_decode.methods import TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions

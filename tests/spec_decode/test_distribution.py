@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from kernels import reference
-from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from services.worker.spec_decode.rejection import keep_or_draw, uniform
+from quire import kernels
+from quire.kernels import reference
+from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.spec_decode.rejection import keep_or_draw, uniform
 
 VOCAB = 10
 DRAWS = 200_000

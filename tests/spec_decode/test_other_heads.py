@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.replica import Replica
-from shared.pb.common.v1 import pooling_pb2
-from shared.pb.common.v1.pooling_pb2 import PoolingParams
+from quire.services.worker.replica import Replica
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions

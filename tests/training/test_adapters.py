@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 torch = pytest.importorskip("torch")
 
-from services.worker.lora import peft_folder  # noqa: E402
+from quire.services.worker.lora import peft_folder  # noqa: E402
 from tests.training.test_train import random_network  # noqa: E402
 from training.adapters.manners import MANNERS, dressed, sample  # noqa: E402
 from training.adapters.trainer import RANK, AdapterTrainer  # noqa: E402

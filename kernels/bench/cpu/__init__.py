@@ -1,1 +1,1 @@
-"""kernels.cpu beside torch and the reference."""
+"""quire.kernels.cpu beside torch and the reference."""

@@ -1,6 +1,6 @@
-"""`python -m kernels.bench.cpu [SECTION ...] [--threads N] [--json FILE]`: sections are linear, experts, attention, ...
+"""`python -m quire.kernels.bench.cpu [SECTION ...] [--threads N] [--json FILE]`: sections are linear, experts, attention, ...
 
-Medians of kernels.cpu beside torch (oneDNN) and the reference. Compare ratios: absolute times drift with the machine.
+Medians of quire.kernels.cpu beside torch (oneDNN) and the reference. Compare ratios: absolute times drift with the machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ from pathlib import Path
 
 import torch
 
-from kernels import cpu
-from kernels.bench.cpu import adapters, attention, experts, latent, linear, quantized, recurrent, rows, sampling, step
-from kernels.bench.timing import BenchRow
+from quire.kernels import cpu
+from quire.kernels.bench.cpu import (
+    adapters,
+    attention,
+    experts,
+    latent,
+    linear,
+    quantized,
+    recurrent,
+    rows,
+    sampling,
+    step,
+)
+from quire.kernels.bench.timing import BenchRow
 
 SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
     "linear": linear.bench,
@@ -32,13 +43,13 @@ SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.cpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m quire.kernels.bench.cpu", description=__doc__)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cpu.num_threads())
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     options = parser.parse_args()
     if cpu.unavailable():
-        parser.exit(1, f"kernels.cpu: {cpu.unavailable()}\n")
+        parser.exit(1, f"quire.kernels.cpu: {cpu.unavailable()}\n")
     cpu.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
     print(f"{options.threads} threads, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}, medians")

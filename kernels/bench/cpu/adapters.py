@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from kernels import cpu
-from kernels.bench.cpu.step import LENGTH, MOST, Decoder, Inputs
-from kernels.bench.timing import BenchRow, medians
-from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows, LowRankAddition
+from quire.kernels import cpu
+from quire.kernels.bench.cpu.step import LENGTH, MOST, Decoder, Inputs
+from quire.kernels.bench.timing import BenchRow, medians
+from quire.kernels.cpu.tape import Tape
+from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
 
 NUM_ADAPTERS, BATCH = 8, 8
 PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # of a layer's four products
@@ -42,7 +42,7 @@ def one(places: str, rank: int) -> BenchRow:
 
 
 class AdaptedPackage:
-    """kernels.cpu, with adapters in some linear layers."""
+    """quire.kernels.cpu, with adapters in some linear layers."""
 
     def __init__(self) -> None:
         self.rows = AdaptedRows.none(MOST + 1, NUM_ADAPTERS)

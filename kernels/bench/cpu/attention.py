@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
 
 BLOCK = 16
 HEADS = {"tiny": (8, 4, 32), "0.6b": (16, 8, 128)}  # query heads, key heads, head_dim

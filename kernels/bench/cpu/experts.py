@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
-from kernels.routing import Routing
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
+from quire.kernels.routing import Routing
 
 LAYERS = {  # experts, of a token, hidden and intermediate size
     "30b-a3b": (128, 8, 2048, 768),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
 
 BLOCK = 16
 RANK, ROPE = 512, 64

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from kernels import cpu
-from kernels.bench.timing import BenchRow, medians
+from quire.kernels import cpu
+from quire.kernels.bench.timing import BenchRow, medians
 
 WARM = ((512, 256), (256, 768), (1024, 1024), (2048, 2048))  # out_features, in_features
 COLD = ((4096, 1024), (6144, 1024), (1024, 3072))  # of a 0.6 B model

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from kernels import cpu
-from kernels.bench.cpu.linear import COLD, COLD_BYTES
-from kernels.bench.timing import BenchRow, medians
-from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from quire.kernels import cpu
+from quire.kernels.bench.cpu.linear import COLD, COLD_BYTES
+from quire.kernels.bench.timing import BenchRow, medians
+from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 
 ROWS = (1, 2, 4, 8, 32, 256)
 

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
-from kernels.state_pages import WORD_BYTES, StatePages, StateShape
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
+from quire.kernels.state_pages import WORD_BYTES, StatePages, StateShape
 
 SHAPE = StateShape(num_channels=8192, conv_width=4, num_heads=32, key_dim=128, value_dim=128)
 BLOCK = 1088

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, Work, medians
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, Work, medians
 
 SHAPES = {"tiny": (256, 768, 8, 4, 32), "0.6b": (1024, 3072, 16, 8, 128)}  # hidden, ffn, heads, head_dim
 ROWS = (1, 32, 512)

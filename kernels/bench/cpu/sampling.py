@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
 
 SIZES = ((1, 4096), (32, 4096), (1, 151_936), (32, 151_936))  # rows, vocabulary
 FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (0, 2), "min_p 0.05": (0, 3)}

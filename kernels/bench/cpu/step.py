@@ -7,9 +7,9 @@ from types import ModuleType
 
 import torch
 
-from kernels import cpu, reference
-from kernels.bench.timing import BenchRow, medians
-from kernels.cpu.tape import Tape
+from quire.kernels import cpu, reference
+from quire.kernels.bench.timing import BenchRow, medians
+from quire.kernels.cpu.tape import Tape
 
 HIDDEN, FFN, Q_HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 256, 768, 8, 4, 32, 4096, 8
 BLOCK, LENGTH, MOST = 16, 128, 64

@@ -1,1 +1,1 @@
-"""kernels.triton beside torch, or what the hardware allows."""
+"""quire.kernels.triton beside torch, or what the hardware allows."""

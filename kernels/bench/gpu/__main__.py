@@ -1,6 +1,6 @@
-"""`python -m kernels.bench.gpu [attention latent recurrent rows sampling linear experts quantized ...] [--json FILE]`
+"""`python -m quire.kernels.bench.gpu [attention latent recurrent rows sampling linear experts quantized ...] [--json FILE]`
 
-kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
+quire.kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
 torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from kernels import triton
-from kernels.bench.gpu import attention, experts, latent, linear, quantized, recurrent, rows, sampling
-from kernels.bench.timing import BenchRow
+from quire.kernels import triton
+from quire.kernels.bench.gpu import attention, experts, latent, linear, quantized, recurrent, rows, sampling
+from quire.kernels.bench.timing import BenchRow
 
 SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
     "attention": attention.bench,
@@ -37,13 +37,13 @@ ON_REQUEST = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m quire.kernels.bench.gpu", description=__doc__)
     names = ", ".join([*SECTIONS, *ON_REQUEST])
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=names)
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     options = parser.parse_args()
     if triton.unavailable():
-        parser.exit(1, f"kernels.triton: {triton.unavailable()}\n")
+        parser.exit(1, f"quire.kernels.triton: {triton.unavailable()}\n")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians")
     measured = []
     for section in options.sections:

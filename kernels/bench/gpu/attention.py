@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.triton.attention.chunk_attention import chunk_attention
-from kernels.triton.attention.decode_attention import decode_attention
-from kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
+from quire.kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.triton.attention.chunk_attention import chunk_attention
+from quire.kernels.triton.attention.decode_attention import decode_attention
+from quire.kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 SCALE = HEAD_DIM**-0.5

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import triton
-from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.routing import Routing
-from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.moe.grouped_linear import ProductCut, Tile, tile_for
-from kernels.triton.single_row.row_experts import ROW, RowExpertsTile, row_experts
-from kernels.triton.single_row.row_linear import RowNorm
+from quire.kernels import triton
+from quire.kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.routing import Routing
+from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from quire.kernels.triton.moe.grouped_linear import ProductCut, Tile, tile_for
+from quire.kernels.triton.single_row.row_experts import ROW, RowExpertsTile, row_experts
+from quire.kernels.triton.single_row.row_linear import RowNorm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
 FEW = [Tile.even(rows, 32, 128, 3, 4) for rows in (16, 32)] + [

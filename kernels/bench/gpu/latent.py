@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels import reference
-from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.triton.attention.latent_blocks import LatentTile, latent_chunk, latent_decode
+from quire.kernels import reference
+from quire.kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.triton.attention.latent_blocks import LatentTile, latent_chunk, latent_decode
 
 RANK, ROPE, STILL, BLOCK_SIZE = 512, 64, 128, 64
 SCALE = 192**-0.5

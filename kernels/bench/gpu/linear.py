@@ -1,4 +1,4 @@
-"""A weight of 16 bits or 8 times one row: row_linear of kernels.triton in a chain of dependent launches, beside cuBLAS.
+"""A weight of 16 bits or 8 times one row: row_linear of quire.kernels.triton in a chain of dependent launches, beside cuBLAS.
 
 `shapes` tries other ways to cut the work up than those in use.
 """
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.reference.fp8_weight import quantize_to_fp8
-from kernels.reference.linear import LinearWeight
-from kernels.triton.quantization import eight_bit_linear
-from kernels.triton.quantization.eight_bit_linear import EightBitWeight
-from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, shape_for
+from quire.kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.reference.fp8_weight import quantize_to_fp8
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton.quantization import eight_bit_linear
+from quire.kernels.triton.quantization.eight_bit_linear import EightBitWeight
+from quire.kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, shape_for
 
 # in, out, gated, normed before, added to the residual
 PRODUCTS = {

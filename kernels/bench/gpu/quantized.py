@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton.quantization import eight_bit_linear as eight_bit
-from kernels.triton.quantization.eight_bit_activations import quantize
-from kernels.triton.quantization.eight_bit_linear import EightBitTile, EightBitWeight
-from kernels.triton.quantization.packed_linear import packed_linear, widened
-from kernels.triton.quantization.packed_many_rows import packed_many_rows
-from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
-from kernels.triton.quantization.packed_weight import PackedWeight, pack
-from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
+from quire.kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from quire.kernels.triton.quantization import eight_bit_linear as eight_bit
+from quire.kernels.triton.quantization.eight_bit_activations import quantize
+from quire.kernels.triton.quantization.eight_bit_linear import EightBitTile, EightBitWeight
+from quire.kernels.triton.quantization.packed_linear import packed_linear, widened
+from quire.kernels.triton.quantization.packed_many_rows import packed_many_rows
+from quire.kernels.triton.quantization.packed_warp_groups import packed_warp_groups
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, pack
+from quire.kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
 
 PRODUCTS = {  # in, out
     "8b qkv": (4096, 6144),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels import reference, triton
-from kernels.bench.gpu.timing import READ_BYTES_PER_US, graph_us
-from kernels.bench.timing import BenchRow
-from kernels.state_pages import WORD_BYTES, StatePages, StateShape
+from quire.kernels import reference, triton
+from quire.kernels.bench.gpu.timing import READ_BYTES_PER_US, graph_us
+from quire.kernels.bench.timing import BenchRow
+from quire.kernels.state_pages import WORD_BYTES, StatePages, StateShape
 
 SHAPE = StateShape(num_channels=8192, conv_width=4, num_heads=32, key_dim=128, value_dim=128)
 BLOCK_SIZE = 1088

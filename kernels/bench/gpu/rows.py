@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import reference, triton
-from kernels.bench.gpu.timing import graph_us
-from kernels.bench.timing import BenchRow
+from quire.kernels import reference, triton
+from quire.kernels.bench.gpu.timing import graph_us
+from quire.kernels.bench.timing import BenchRow
 
 SHAPES = {"0.6b": (1024, 3072, 16, 8, 128), "8b": (4096, 14336, 32, 8, 128)}  # hidden, ffn, heads, head_dim
 ROWS = (1, 256, 8192)

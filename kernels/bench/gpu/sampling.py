@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import reference, triton
-from kernels.bench.gpu.timing import graph_us
-from kernels.bench.timing import BenchRow
+from quire.kernels import reference, triton
+from quire.kernels.bench.gpu.timing import graph_us
+from quire.kernels.bench.timing import BenchRow
 
 VOCAB_SIZE = 151_936
 ROWS = (1, 32, 256)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.attention.kv_dtype import as_bytes, to_cache
-from kernels.reference.rms_norm import rms_norm
+from quire.kernels.reference.attention.kv_dtype import as_bytes, to_cache
+from quire.kernels.reference.rms_norm import rms_norm
 
 
 def qk_norm_rope_store(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.attention.decode_parts import gathered_bytes
-from kernels.reference.attention.kv_dtype import as_bytes, take_blocks, to_cache
-from kernels.reference.rms_norm import rms_norm
+from quire.kernels.reference.attention.decode_parts import gathered_bytes
+from quire.kernels.reference.attention.kv_dtype import as_bytes, take_blocks, to_cache
+from quire.kernels.reference.rms_norm import rms_norm
 
 
 def prepare_head_linear(weight: torch.Tensor) -> torch.Tensor:

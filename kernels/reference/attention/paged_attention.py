@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.attention.decode_parts import DecodePart, DecodeParts, decode_parts, in_path
-from kernels.reference.attention.kv_dtype import as_bytes, take_blocks
+from quire.kernels.reference.attention.decode_parts import DecodePart, DecodeParts, decode_parts, in_path
+from quire.kernels.reference.attention.kv_dtype import as_bytes, take_blocks
 
 
 def paged_attention(

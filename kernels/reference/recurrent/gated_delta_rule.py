@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from kernels.reference.recurrent.state_rows import TokenSpan, decode_pages, spans
-from kernels.state_pages import StatePages
+from quire.kernels.reference.recurrent.state_rows import TokenSpan, decode_pages, spans
+from quire.kernels.state_pages import StatePages
 
 CHUNK = 64  # tokens that are computed together
 LENGTH_EPS = 1e-6  # of queries and keys

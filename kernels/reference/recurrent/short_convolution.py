@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.recurrent.state_rows import decode_pages, spans
-from kernels.state_pages import StatePages
+from quire.kernels.reference.recurrent.state_rows import decode_pages, spans
+from quire.kernels.state_pages import StatePages
 
 LONGEST = 1 << 30
 

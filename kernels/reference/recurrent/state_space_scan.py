@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.reference.recurrent.gated_delta_rule import CHUNK, follow
-from kernels.reference.recurrent.state_rows import decode_pages, spans
-from kernels.state_pages import StatePages
+from quire.kernels.reference.recurrent.gated_delta_rule import CHUNK, follow
+from quire.kernels.reference.recurrent.state_rows import decode_pages, spans
+from quire.kernels.state_pages import StatePages
 
 
 def state_space_scan(

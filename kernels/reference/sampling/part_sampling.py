@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.sampling.noise import noise_of, row_keys
+from quire.kernels.reference.sampling.noise import noise_of, row_keys
 
 
 def best_of_part(

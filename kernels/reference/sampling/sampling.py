@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.sampling.noise import gumbel_noise
+from quire.kernels.reference.sampling.noise import gumbel_noise
 
 
 def sample(

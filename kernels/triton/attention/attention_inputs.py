@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import to_cache
+from quire.kernels.triton.attention.attention_tile import to_cache
 
 # Heads a program: with 8, 256 rows of 32 heads take 2.4 us on an H200 and 2048 rows 10.2; with one, 6.3 and 41.
 HEADS = 8

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.attention.attention_tile import (
+from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
     accumulate,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 WIDTHS = (8, 16, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up whoever needs it first
 

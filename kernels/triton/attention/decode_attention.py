@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import (
+from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
     accumulate,
@@ -21,7 +21,7 @@ from kernels.triton.attention.attention_tile import (
     padded_head_dim,
     soft_cap,
 )
-from kernels.triton.attention.combine import combine
+from quire.kernels.triton.attention.combine import combine
 
 MOST_SPLITS = 32
 MOST_OTHER_PARTS = 16

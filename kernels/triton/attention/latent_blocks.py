@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import (
+from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
     accumulate,
@@ -21,8 +21,8 @@ from kernels.triton.attention.attention_tile import (
     meeting,
     padded_head_dim,
 )
-from kernels.triton.attention.chunk_attention import find_sequence
-from kernels.triton.attention.combine import combine
+from quire.kernels.triton.attention.chunk_attention import find_sequence
+from quire.kernels.triton.attention.combine import combine
 
 ROWS = 64  # of a chunk's tile, and at most of a single row's: one group of warps' matrix instruction
 MOST_SPLITS = 32
@@ -33,7 +33,7 @@ ENOUGH_PROGRAMS = 132
 @dataclass(frozen=True)
 class LatentTile:
     """How work is cut up. Chosen by how much shared memory it takes (a Hopper has 227 KiB for a program), not measured:
-    `python -m kernels.bench.gpu latent_tiles` compares it with others."""
+    `python -m quire.kernels.bench.gpu latent_tiles` compares it with others."""
 
     keys: int  # positions
     stages: int

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import to_cache
+from quire.kernels.triton.attention.attention_tile import to_cache
 
 HEADS = 16  # whose queries a program rotates
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.attention.chunk_attention import chunk_attention
-from kernels.triton.attention.decode_attention import decode_attention
+from quire.kernels.triton.attention.chunk_attention import chunk_attention
+from quire.kernels.triton.attention.decode_attention import decode_attention
 
 
 def paged_attention(

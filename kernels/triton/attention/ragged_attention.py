@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, padded_head_dim
-from kernels.triton.attention.chunk_attention import find_sequence
+from quire.kernels.triton.attention.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, padded_head_dim
+from quire.kernels.triton.attention.chunk_attention import find_sequence
 
 MOST_ROWS = 128  # of a tile; reasoned, not tuned
 TILE_BYTES = 64 * 256  # of keys: 64 positions of 128 16-bit elements, as in chunk_attention

@@ -14,10 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import LOG2_E, dot_precision, find_blocks, meeting, padded_head_dim
-from kernels.triton.attention.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
-from kernels.triton.attention.combine import combine
-from kernels.triton.attention.decode_attention import MOST_OTHER_PARTS, PartialResults, attend_rest, splits_for
+from quire.kernels.triton.attention.attention_tile import LOG2_E, dot_precision, find_blocks, meeting, padded_head_dim
+from quire.kernels.triton.attention.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
+from quire.kernels.triton.attention.combine import combine
+from quire.kernels.triton.attention.decode_attention import MOST_OTHER_PARTS, PartialResults, attend_rest, splits_for
 
 ENOUGH_PROGRAMS = 256  # two on each of the H200's 132 processors, which is what their shared memory holds
 

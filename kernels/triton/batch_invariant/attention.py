@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import (
+from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     dot_precision,
     find_blocks,
@@ -24,7 +24,14 @@ from kernels.triton.attention.attention_tile import (
     merge,
     padded_head_dim,
 )
-from kernels.triton.attention.chunk_attention import ROWS, attend_tile, chunk_tile, find_sequence, takes_tma, tiles_of
+from quire.kernels.triton.attention.chunk_attention import (
+    ROWS,
+    attend_tile,
+    chunk_tile,
+    find_sequence,
+    takes_tma,
+    tiles_of,
+)
 
 SPAN = 1024  # positions, a multiple of every tile; chosen without a measurement
 ENOUGH_PROGRAMS = 512  # that fill a GPU: with fewer, spans are computed side by side (see decode_attention.py)
@@ -205,7 +212,7 @@ def decode_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """kernels.triton.attention.decode_attention.decode_attention."""
+    """quire.kernels.triton.attention.decode_attention.decode_attention."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
@@ -226,7 +233,7 @@ def chunk_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """kernels.triton.attention.chunk_attention.chunk_attention."""
+    """quire.kernels.triton.attention.chunk_attention.chunk_attention."""
     rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
     return _attend(*rows, scale, sliding_window, 1, sinks, softcap, chunked)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.low_rank import ExpertAdditions
-from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.moe.grouped_linear import WIDE_TILE, Tile
+from quire.kernels.reference.low_rank import ExpertAdditions
+from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from quire.kernels.triton.moe.grouped_linear import WIDE_TILE, Tile
 
 TILE = Tile.even(64, 64, 64, 3, 4)
 

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.linear import LinearWeight
-from kernels.triton.attention.attention_tile import dot_precision
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton.attention.attention_tile import dot_precision
 
 ROWS = 64  # one group of warps' matrix instruction, as many as one row needs
 MANY_COLUMNS = 1 << 14  # of a weight: from here on tiles of 128 fill a GPU

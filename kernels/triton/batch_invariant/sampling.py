@@ -1,6 +1,6 @@
 """Choosing tokens by one kernel, a row a program, whatever else the batch asks for.
 
-The faster ways of kernels.triton.sampling find the same token in exact arithmetic; but they are compiled apart, and how
+The faster ways of quire.kernels.triton.sampling find the same token in exact arithmetic; but they are compiled apart, and how
 a compiler joins a product and a sum may differ, which moves a score by a last place.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.sampling.filtered_sampling import sample_filtered
+from quire.kernels.triton.sampling.filtered_sampling import sample_filtered
 
 
 def sample(

@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
-from kernels.routing import SILU, Gate
-from kernels.triton.activation import silu_mul
-from kernels.triton.low_rank import add_low_rank
-from kernels.triton.moe.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
+from quire.kernels.reference.low_rank import AdaptedRows, ExpertAdditions
+from quire.kernels.routing import SILU, Gate
+from quire.kernels.triton.activation import silu_mul
+from quire.kernels.triton.low_rank import add_low_rank
+from quire.kernels.triton.moe.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
 
 PAIRS = 256  # a program
 TILES = 16  # a program
@@ -24,7 +24,7 @@ MOST_COLUMNS = 1024  # of a token's sum, a program
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """As kernels.reference.ExpertsWeight, dense."""
+    """As quire.kernels.reference.ExpertsWeight, dense."""
 
     gate_up: torch.Tensor
     down: torch.Tensor

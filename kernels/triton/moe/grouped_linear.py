@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.attention.attention_tile import dot_precision
+from quire.kernels.triton.attention.attention_tile import dot_precision
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Tile:
         return cls(rows, ProductCut(*cut), ProductCut(*cut), copied)
 
 
-# By how many rows an expert has on average, at most: the fastest of those that `python -m kernels.bench.gpu
+# By how many rows an expert has on average, at most: the fastest of those that `python -m quire.kernels.bench.gpu
 # expert_tiles` tries on an H200, with the sizes of Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
 # 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
 # 1,492.
@@ -68,7 +68,7 @@ def most_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
 
 @triton.jit
 def activate(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """kernels.routing.Gate"""
+    """quire.kernels.routing.Gate"""
     if LIMIT > 0:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.routing import Routing
+from quire.kernels.routing import Routing
 
 ROWS = 4  # a program
 LEAST = -1.0e30  # what NaN counts as, so that a row of nothing else still names experts

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from kernels.reference.linear import LinearWeight
-from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
-from kernels.triton.low_rank import CUTS, add_low_rank, embed_low_rank
-from kernels.triton.low_rank_table import LowRankTable, prepare_low_rank
-from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
-from kernels.triton.precompile.precompile import ExpertsShape, ModelShape
-from kernels.triton.single_row.row_linear import RowNorm, row_linear, row_narrow_as_cut
-from kernels.triton.single_row.row_low_rank import row_low_rank
-from kernels.triton.single_row.row_narrow import Narrow
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.reference.low_rank import AdaptedRows, ExpertAdditions
+from quire.kernels.triton.low_rank import CUTS, add_low_rank, embed_low_rank
+from quire.kernels.triton.low_rank_table import LowRankTable, prepare_low_rank
+from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from quire.kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
+from quire.kernels.triton.precompile.precompile import ExpertsShape, ModelShape
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear, row_narrow_as_cut
+from quire.kernels.triton.single_row.row_low_rank import row_low_rank
+from quire.kernels.triton.single_row.row_narrow import Narrow
 
 MOST_ROWS = 3072  # of a step in a graph
 

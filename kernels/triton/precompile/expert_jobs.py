@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels.reference.linear import LinearWeight
-from kernels.triton import batch_invariant
-from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
-from kernels.triton.moe.routing import route
-from kernels.triton.precompile.precompile import ExpertsShape, ModelShape
-from kernels.triton.single_row.row_experts import row_experts
-from kernels.triton.single_row.row_linear import RowNorm, row_linear
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton import batch_invariant
+from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from quire.kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
+from quire.kernels.triton.moe.routing import route
+from quire.kernels.triton.precompile.precompile import ExpertsShape, ModelShape
+from quire.kernels.triton.single_row.row_experts import row_experts
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 ROWS = 8
 

@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterator
 import torch
 from triton.runtime import driver
 
-from kernels.reference.linear import LinearWeight
-from kernels.triton import batch_invariant, step_edges
-from kernels.triton.activation import silu_mul
-from kernels.triton.attention import shared_prefix
-from kernels.triton.attention.attention_inputs import qk_norm_rope_store
-from kernels.triton.attention.chunk_attention import chunk_attention
-from kernels.triton.attention.combine import WIDTHS, combine
-from kernels.triton.attention.decode_attention import decode_attention
-from kernels.triton.batch_invariant import attention as invariant_attention
-from kernels.triton.precompile.adapter_jobs import adapter_jobs
-from kernels.triton.precompile.expert_jobs import expert_jobs
-from kernels.triton.precompile.latent_jobs import latent_jobs
-from kernels.triton.precompile.packed_jobs import packed_jobs
-from kernels.triton.precompile.precompile import ModelShape
-from kernels.triton.rms_norm import add_rms_norm, rms_norm
-from kernels.triton.sampling.digit_sums import digit_sums
-from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
-from kernels.triton.sampling.sampling import sample
-from kernels.triton.sampling.token_mask import mask_logits
-from kernels.triton.single_row.row_attention import row_attention
-from kernels.triton.single_row.row_linear import RowNorm, row_linear
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton import batch_invariant, step_edges
+from quire.kernels.triton.activation import silu_mul
+from quire.kernels.triton.attention import shared_prefix
+from quire.kernels.triton.attention.attention_inputs import qk_norm_rope_store
+from quire.kernels.triton.attention.chunk_attention import chunk_attention
+from quire.kernels.triton.attention.combine import WIDTHS, combine
+from quire.kernels.triton.attention.decode_attention import decode_attention
+from quire.kernels.triton.batch_invariant import attention as invariant_attention
+from quire.kernels.triton.precompile.adapter_jobs import adapter_jobs
+from quire.kernels.triton.precompile.expert_jobs import expert_jobs
+from quire.kernels.triton.precompile.latent_jobs import latent_jobs
+from quire.kernels.triton.precompile.packed_jobs import packed_jobs
+from quire.kernels.triton.precompile.precompile import ModelShape
+from quire.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from quire.kernels.triton.sampling.digit_sums import digit_sums
+from quire.kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
+from quire.kernels.triton.sampling.sampling import sample
+from quire.kernels.triton.sampling.token_mask import mask_logits
+from quire.kernels.triton.single_row.row_attention import row_attention
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 
 def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kernels.triton.attention.combine import WIDTHS, combine
-from kernels.triton.attention.latent_blocks import latent_chunk, latent_decode
-from kernels.triton.attention.latent_inputs import latent_store
-from kernels.triton.precompile.precompile import LatentShape, ModelShape
+from quire.kernels.triton.attention.combine import WIDTHS, combine
+from quire.kernels.triton.attention.latent_blocks import latent_chunk, latent_decode
+from quire.kernels.triton.attention.latent_inputs import latent_store
+from quire.kernels.triton.precompile.precompile import LatentShape, ModelShape
 
 WIDTH = 16  # blocks of a table
 

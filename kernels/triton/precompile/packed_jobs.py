@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 from triton.runtime import driver
 
-from kernels.triton.precompile.precompile import ModelShape, PackedShape
-from kernels.triton.quantization import warp_groups
-from kernels.triton.quantization.packed_linear import MOST_ROWS, MOST_TILED_ROWS, ROWS, packed_linear, widened
-from kernels.triton.quantization.packed_weight import PackedWeight, span_of
-from kernels.triton.quantization.warp_groups import WarpGroupsCut, kernel_of_warp_groups, warp_groups_take
-from kernels.triton.single_row.row_linear import RowNorm, row_linear
+from quire.kernels.triton.precompile.precompile import ModelShape, PackedShape
+from quire.kernels.triton.quantization import warp_groups
+from quire.kernels.triton.quantization.packed_linear import MOST_ROWS, MOST_TILED_ROWS, ROWS, packed_linear, widened
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, span_of
+from quire.kernels.triton.quantization.warp_groups import WarpGroupsCut, kernel_of_warp_groups, warp_groups_take
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
 
 
 def packed_jobs(model: ModelShape, packed: PackedShape, pdl: Callable[[], bool]) -> Iterator[Callable[[], object]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import triton
 
-from kernels.routing import Gate, Routing
+from quire.kernels.routing import Gate, Routing
 
 SOURCES = Path(__file__).parent.parent
 MOST_PROCESSES = 12

@@ -18,8 +18,8 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
 
-from kernels.triton.precompile.jobs import jobs
-from kernels.triton.precompile.precompile import Missing, driver_library
+from quire.kernels.triton.precompile.jobs import jobs
+from quire.kernels.triton.precompile.precompile import Missing, driver_library
 
 Job = Callable[[], object]
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.quantized_linear import LARGEST, LEAST_SCALE, QuantizedActivations
+from quire.kernels.reference.quantized_linear import LARGEST, LEAST_SCALE, QuantizedActivations
 
 TO_INTEGER = 12582912.0  # 1.5 * 2^23: a float32 that is added to this has no bits left under the point
 ELEMENTS = 2048  # that a program quantizes of a token whose groups are small

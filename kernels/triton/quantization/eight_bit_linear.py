@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch.nn.functional import ScalingType, scaled_mm
 
-from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton.quantization.eight_bit_activations import quantize
-from kernels.triton.quantization.split_sums import add_splits
+from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from quire.kernels.triton.quantization.eight_bit_activations import quantize
+from quire.kernels.triton.quantization.split_sums import add_splits
 
 GROUP = 128
 DTYPES = (torch.float16, torch.bfloat16)
@@ -151,7 +151,7 @@ class EightBitTile:
 
 
 def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool) -> EightBitTile:
-    """By measurement on an H200 (`python -m kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
+    """By measurement on an H200 (`python -m quire.kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
     rows = next((rows for rows in (16, 32, 64) if tokens <= rows), 128)
     if not grouped and tokens <= 128:
         rows = min(rows, 64)

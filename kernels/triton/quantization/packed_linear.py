@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
-from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
-from kernels.triton.quantization.split_sums import add_splits
-from kernels.triton.quantization.warp_groups import multiply_in_warp_groups
+from quire.kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
+from quire.kernels.triton.quantization.split_sums import add_splits
+from quire.kernels.triton.quantization.warp_groups import multiply_in_warp_groups
 
 ROWS = (16, 32, 64, 128)  # of a tile, at most
 COLUMNS = 64

@@ -1,7 +1,7 @@
 """Activations of 16 bits times weights of 4, where there are many rows: the matrix units are what has to be kept busy.
 
 Codes are widened, less their zeros and times their scales, in registers, which are the first operand of a Hopper's
-matrix instructions; activations come by the copy engine. `python -m kernels.bench.gpu packed_rows` says where it pays.
+matrix instructions; activations come by the copy engine. `python -m quire.kernels.bench.gpu packed_rows` says where it pays.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
-from kernels.triton.quantization.split_sums import add_splits
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
+from quire.kernels.triton.quantization.split_sums import add_splits
 
 COLUMNS = 64
 LONGEST_STEP = 64  # bytes of codes

@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.triton.quantization import warp_groups
-from kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
-from kernels.triton.quantization.tile_parts import (
+from quire.kernels.triton.quantization import warp_groups
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
+from quire.kernels.triton.quantization.tile_parts import (
     COLUMNS,
     GROUP_COLUMNS,
     add_part,
@@ -31,7 +31,7 @@ from kernels.triton.quantization.tile_parts import (
     place_of,
     say_it_is_there,
 )
-from kernels.triton.quantization.warp_groups import WarpGroupsCut
+from quire.kernels.triton.quantization.warp_groups import WarpGroupsCut
 
 # Triton before 3.7 has other names for these.
 _copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kernels.reference.quantized_linear import QuantizedWeight
+from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 SPANS = (
     128,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.linear import LinearWeight, linear
-from kernels.reference.quantized_linear import QuantizedWeight
-from kernels.triton.quantization import eight_bit_linear as eight_bit
-from kernels.triton.quantization.eight_bit_linear import EightBitWeight, eight_bit_linear, eight_bit_takes
-from kernels.triton.quantization.packed_linear import packed_linear
-from kernels.triton.quantization.packed_weight import PackedWeight, pack, packed_takes
+from quire.kernels.reference.linear import LinearWeight, linear
+from quire.kernels.reference.quantized_linear import QuantizedWeight
+from quire.kernels.triton.quantization import eight_bit_linear as eight_bit
+from quire.kernels.triton.quantization.eight_bit_linear import EightBitWeight, eight_bit_linear, eight_bit_takes
+from quire.kernels.triton.quantization.packed_linear import packed_linear
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, pack, packed_takes
 
 Packed = LinearWeight | EightBitWeight | PackedWeight
 

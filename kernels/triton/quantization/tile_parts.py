@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.triton.quantization import warp_groups
+from quire.kernels.triton.quantization import warp_groups
 
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton before 3.7 has the latter
 GROUP_COLUMNS = gl.constexpr(64)  # of a weight's rows, a group's

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from triton import cdiv
 
-from kernels.triton.quantization.packed_weight import PackedWeight
+from quire.kernels.triton.quantization.packed_weight import PackedWeight
 
 Kernel = Callable[..., torch.Tensor]
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tens
 def kernel_of_warp_groups() -> Kernel | None:
     """packed_warp_groups, or None where Triton's Gluon, which is an experiment, is not there or not as it is known."""
     try:
-        from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
+        from quire.kernels.triton.quantization.packed_warp_groups import packed_warp_groups
     except (ImportError, AttributeError, TypeError) as error:
         log.warning("4-bit weights meet many rows in packed_many_rows: this Triton's Gluon is another: %s", error)
         return None

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.state_pages import StatePages
+from quire.kernels.state_pages import StatePages
 
 CHUNK, VALUES = 32, 32  # not measured yet
 DECODE_VALUES = 32

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.state_pages import StatePages
+from quire.kernels.state_pages import StatePages
 
 TOKENS, CHANNELS = 16, 256  # of a tile; not measured yet
 DECODE_CHANNELS = 512

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.state_pages import StatePages
-from kernels.triton.recurrent.gated_delta_rule import scan
+from quire.kernels.state_pages import StatePages
+from quire.kernels.triton.recurrent.gated_delta_rule import scan
 
 
 def state_space_scan(

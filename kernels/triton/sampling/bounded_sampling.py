@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling.filtered_sampling import nan_as_inf
-from kernels.triton.sampling.noise import gumbel_noise, noise_bound, row_keys
+from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf
+from quire.kernels.triton.sampling.noise import gumbel_noise, noise_bound, row_keys
 
 LEAST_ROWS = 32  # for fewer, one after the other costs more than all at once
 
@@ -91,7 +91,7 @@ def _best_within_bounds(
 def sample_bounded(
     logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, part: int
 ) -> torch.Tensor:
-    """kernels.reference.sample without filters, `part` tokens at a time."""
+    """quire.kernels.reference.sample without filters, `part` tokens at a time."""
     rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, part)
     bounds, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.sampling.digit_sums import DIGIT_BITS, DIGITS, UNIT
-from kernels.triton.sampling.filtered_sampling import ordered_bits
+from quire.kernels.reference.sampling.digit_sums import DIGIT_BITS, DIGITS, UNIT
+from quire.kernels.triton.sampling.filtered_sampling import ordered_bits
 
 BLOCK = 4096  # tokens a program, as in sampling.py
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling.noise import gumbel_noise, row_keys
+from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
 BLOCK = 8192  # tokens in registers at a time
 DIGIT_BITS = 8
@@ -166,7 +166,7 @@ def sample_filtered(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """kernels.reference.sample for rows of which any is filtered."""
+    """quire.kernels.reference.sample for rows of which any is filtered."""
     rows, vocab_size = logits.shape
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:

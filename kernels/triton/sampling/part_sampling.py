@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling.filtered_sampling import nan_as_inf
-from kernels.triton.sampling.noise import gumbel_noise, row_keys
+from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf
+from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
 BLOCK = 4096  # tokens a program, as in sampling.py
 FIELDS = 3

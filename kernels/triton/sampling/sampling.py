@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling import bounded_sampling
-from kernels.triton.sampling.filtered_sampling import nan_as_inf, sample_filtered
-from kernels.triton.sampling.noise import gumbel_noise, row_keys
+from quire.kernels.triton.sampling import bounded_sampling
+from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf, sample_filtered
+from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
 PART = 4096  # tokens a program: a row of 152k keeps 38 of the H200's 132 processors busy
 

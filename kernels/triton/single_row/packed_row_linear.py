@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.quantization.packed_weight import PackedWeight
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.quantization.packed_weight import PackedWeight
 
 ROWS = 4  # of the weight, a program (of each half, if gated)
 MOST_QUADS = 64  # of four words, at a time: 16 bytes, 32 codes

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.attention_tile import (
+from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
     accumulate,
@@ -21,8 +21,8 @@ from kernels.triton.attention.attention_tile import (
     meeting,
     to_cache,
 )
-from kernels.triton.attention.combine import combine
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.attention.combine import combine
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 SPLITS = 16  # with 8 kv heads 128 programs: one tile each up to 1024 positions
 TILE = 64

@@ -12,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.routing import Routing
-from kernels.triton.moe.expert_layers import StackedExperts
-from kernels.triton.moe.grouped_linear import activate
-from kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.single_row.row_linear import RowNorm
+from quire.kernels.routing import Routing
+from quire.kernels.triton.moe.expert_layers import StackedExperts
+from quire.kernels.triton.moe.grouped_linear import activate
+from quire.kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.single_row.row_linear import RowNorm
 
 CHUNK = 1024  # elements of a weight's row at a time
 

@@ -12,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.linear import LinearWeight
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
-from kernels.triton.quantization.packed_weight import PackedWeight
-from kernels.triton.single_row.packed_row_linear import packed_row_linear
-from kernels.triton.single_row.row_narrow import Narrow, RowNorm, chunk_of, narrow_of_row, row_narrow
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
+from quire.kernels.triton.quantization.packed_weight import PackedWeight
+from quire.kernels.triton.single_row.packed_row_linear import packed_row_linear
+from quire.kernels.triton.single_row.row_narrow import Narrow, RowNorm, chunk_of, narrow_of_row, row_narrow
 
 __all__ = ["RowNorm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
 

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.single_row.row_narrow import Narrow
+from quire.kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.single_row.row_narrow import Narrow
 
 ROW_COLUMNS = 32  # of the result, a program
 RANKS = 64  # at a time

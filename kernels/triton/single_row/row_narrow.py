@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.low_rank_table import LowRankTable, adapter_of_row, weight_at
-from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.low_rank_table import LowRankTable, adapter_of_row, weight_at
+from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 SEED = 7
 

@@ -18,7 +18,7 @@ import uvloop
 from quire.bench.load_client.arrivals import ArrivalPattern
 from quire.bench.load_client.timing import Outcome, Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest, Workload
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 HEAD_START_S = 0.05  # for the word to start to reach every client
 POLL_S = 0.2

@@ -13,9 +13,9 @@ from quire.bench.load_client.timing import Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest
 from quire.params import SamplingParams, StructuredOutput
 from quire.requests import RequestOptions, generate_request
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.rpc.channel import connect
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.rpc.channel import connect
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
 ATTEMPTS = 16  # for each frontend, to get a connection to it

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from quire.bench.load_client.timing import Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest
-from shared.errors import FailedPrecondition
+from quire.shared.errors import FailedPrecondition
 
 DATA = b"data: "
 DONE = b"[DONE]"

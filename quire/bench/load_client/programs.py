@@ -13,7 +13,7 @@ from quire.bench.load_client.arrivals import ArrivalPattern
 from quire.bench.load_client.clients import Progress
 from quire.bench.load_client.timing import Outcome, RequestTiming
 from quire.bench.workload.workloads import Workload
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 END_TIMEOUT_S = 30.0
 

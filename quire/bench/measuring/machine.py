@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 
 PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-4", "grpcio", "protobuf", "numpy", "uvloop", "tokenizers")
 GIB = 1 << 30

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 EIGHTHS = {"scheduler": 1, "worker": 2, "frontend": 3}  # of the cores; clients have the others
 CLIENTS = "clients"

@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.bench.report import Row, progress
 from quire.cluster.process import ROOT
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 FOLDER = ROOT / "kernels" / "bench"
 STDERR = 2  # its tables are progress here
@@ -21,7 +21,9 @@ STDERR = 2  # its tables are progress here
 
 def configure(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(programs())
-    parser.add_argument("--programs", default="", metavar="A,B,...", help=f"of kernels.bench: {names} (default: all)")
+    parser.add_argument(
+        "--programs", default="", metavar="A,B,...", help=f"of quire.kernels.bench: {names} (default: all)"
+    )
     parser.add_argument("sections", nargs="*", help="what to run of them (default: all)")
 
 
@@ -35,19 +37,19 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def programs() -> list[str]:
-    """The packages of kernels.bench, each a program."""
+    """The packages of quire.kernels.bench, each a program."""
     return sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
 
 
 def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
     """Its rows; none where it cannot run, which it says itself: one machine rarely has all devices."""
-    progress(f"kernels.bench.{program}")
+    progress(f"quire.kernels.bench.{program}")
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "rows.json"
-        command = [sys.executable, "-m", f"kernels.bench.{program}", *sections, "--json", str(target)]
+        command = [sys.executable, "-m", f"quire.kernels.bench.{program}", *sections, "--json", str(target)]
         done = subprocess.run(command, cwd=ROOT, stdout=STDERR, check=False)
         if done.returncode or not target.is_file():
-            progress(f"kernels.bench.{program} ended with status {done.returncode}")
+            progress(f"quire.kernels.bench.{program} ended with status {done.returncode}")
             return []
         rows: list[dict[str, Any]] = json.loads(target.read_text())
         return rows

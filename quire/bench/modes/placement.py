@@ -16,7 +16,7 @@ from quire.cli.flags import human_int
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import SamplingParams
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 

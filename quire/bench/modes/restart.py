@@ -23,8 +23,8 @@ from quire.bench.workload.workloads import Workload
 from quire.cli.flags import human_int
 from quire.client import Client
 from quire.params import SamplingParams
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
 
 FLAG = "worker.{}"  # of a worker's settings, in the arguments
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

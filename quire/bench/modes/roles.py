@@ -20,7 +20,7 @@ from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
 from quire.metrics import Counter, parse
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 APART, MIXED = "apart", "mixed"
 COUNTED = {

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     # The public face imports services only when it runs one.
-    once = importlib.import_module("services.scheduler.bench_scheduler").measure
+    once = importlib.import_module("quire.services.scheduler.bench_scheduler").measure
     for mode in arguments.modes.split(","):
         for running in arguments.running:
             progress(f"{mode}, {running} running: {arguments.runs} runs of {arguments.steps} steps")

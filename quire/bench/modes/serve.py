@@ -12,7 +12,7 @@ from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.workload import adapters
 from quire.bench.workload.workloads import Workload
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 PROTOCOLS = ("grpc", "http")
 

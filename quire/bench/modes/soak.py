@@ -31,7 +31,7 @@ from quire.cli.flags import human_int
 from quire.cluster import Cluster
 from quire.metrics import Gauge, parse
 from quire.params import SamplingParams, StructuredOutput
-from shared.errors import Internal, InvalidArgument, QuireError
+from quire.shared.errors import Internal, InvalidArgument, QuireError
 
 LOOKS = 360  # at the processes, in all; at most one a second
 LOOKS_AGAIN = 3  # at blocks that seem to be nobody's

@@ -21,8 +21,8 @@ from quire.bench.workload import shapes, tiny_work, workloads
 from quire.cli import up
 from quire.cli.flags import human_int
 from quire.client import Client
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
 
 Runs = Sequence[Mapping[str, float]]
 

@@ -28,7 +28,7 @@ from quire.client import Client
 from quire.cluster.options import ServiceSpec
 from quire.cluster.process import ROOT
 from quire.params import SamplingParams
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 NUMBERS = re.compile(r"\d[\d.,x]*")
 CLUSTER_FLAGS = ("workers", "prefill_workers", "decode_workers", "frontends", "schedulers", "redis")

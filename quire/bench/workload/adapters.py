@@ -14,7 +14,7 @@ from quire import bundled
 from quire.bench.workload.shapes import BenchShape
 from quire.bench.workload.workloads import Workload
 from quire.cli.flags import human_int
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 ALPHA = 16
 SPREAD = 0.01  # of weights: texts differ, and numbers stay small

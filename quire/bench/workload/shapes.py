@@ -11,7 +11,7 @@ from typing import Any
 
 from quire import bundled
 from quire.quantize import quantization_config
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 TINY = "tiny"
 SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire import bundled
 from quire.bench.workload.workloads import BenchRequest, Workload
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from evals.item import Item as Question

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 LARGEST_ID = 10_000
 CPU_LARGEST_ID = 4_000  # within the bundled model's vocabulary

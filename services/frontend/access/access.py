@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from services.frontend.access.account import Account
-from services.frontend.access.key import Key, digest
-from services.frontend.access.sources import KeySource
-from services.frontend.request.request import Request
-from shared.errors import PermissionDenied, QuireError, Unauthenticated
-from shared.metrics.frontend import FrontendMetrics
-from shared.rpc.guard import bearer
+from quire.services.frontend.access.account import Account
+from quire.services.frontend.access.key import Key, digest
+from quire.services.frontend.access.sources import KeySource
+from quire.services.frontend.request.request import Request
+from quire.shared.errors import PermissionDenied, QuireError, Unauthenticated
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.rpc.guard import bearer
 
 AUTHORIZATION, API_KEY = b"authorization", b"x-api-key"
 BY_WORTH = ("low", "normal", "high")  # KV priorities

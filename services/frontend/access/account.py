@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from services.frontend.access.key import Key
-from services.frontend.access.rate_limit import RateLimit
-from shared.errors import ResourceExhausted
+from quire.services.frontend.access.key import Key
+from quire.services.frontend.access.rate_limit import RateLimit
+from quire.shared.errors import ResourceExhausted
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0

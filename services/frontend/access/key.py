@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 Digest = bytes
 

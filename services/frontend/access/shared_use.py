@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.frontend.access.account import Account, AccountLevel
-from shared.logs import logger
-from shared.prefix_index import redis_error
-from shared.process.supervision import pause
+from quire.services.frontend.access.account import Account, AccountLevel
+from quire.shared.logs import logger
+from quire.shared.prefix_index import redis_error
+from quire.shared.process.supervision import pause
 
 log = logger("access")
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import yaml
 
-from services.frontend.access.key import Digest, Key, digest, read_key
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.prefix_index import redis_error
-from shared.process.supervision import pause
-from shared.security.private_file import PrivateFile, Unusable
+from quire.services.frontend.access.key import Digest, Key, digest, read_key
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.prefix_index import redis_error
+from quire.shared.process.supervision import pause
+from quire.shared.security.private_file import PrivateFile, Unusable
 
 log = logger("access")
 

@@ -6,18 +6,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_FIELDS
-from services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
-from services.frontend.anthropic_edge.tools import MODES
-from services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
-from services.frontend.http.extra_body import opened
-from services.frontend.http.known_fields import described
-from services.frontend.http.nested_fields import check_models, check_objects
-from services.frontend.http.ranges import needs
-from services.frontend.http.unknown_fields import UnknownFields
-from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.input_processor.other_samplers import SAMPLERS
-from shared.errors import Unimplemented
+from quire.services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_FIELDS
+from quire.services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
+from quire.services.frontend.anthropic_edge.tools import MODES
+from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
+from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.http.known_fields import described
+from quire.services.frontend.http.nested_fields import check_models, check_objects
+from quire.services.frontend.http.ranges import needs
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.shared.errors import Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
 IGNORED = frozenset({

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from shared.errors import QuireError, transport
+from quire.shared.errors import QuireError, transport
 
 TYPES = {
     400: "invalid_request_error",

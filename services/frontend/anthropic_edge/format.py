@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.anthropic_edge import errors
-from services.frontend.generation.delta import Finish, SampleDelta
-from services.frontend.generation.generation import Generation, Usage
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.request.conversation import call_arguments
-from services.frontend.request.request import Request
-from shared.errors import QuireError
-from shared.pb.common.v1 import finish_pb2
+from quire.services.frontend.anthropic_edge import errors
+from quire.services.frontend.generation.delta import Finish, SampleDelta
+from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.request.conversation import call_arguments
+from quire.services.frontend.request.request import Request
+from quire.shared.errors import QuireError
+from quire.shared.pb.common.v1 import finish_pb2
 
 Json = dict[str, Any]
 

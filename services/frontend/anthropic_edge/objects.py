@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.frontend.anthropic_edge.said import SERVER_RUN
-from services.frontend.http.nested_fields import Shape
+from quire.services.frontend.anthropic_edge.said import SERVER_RUN
+from quire.services.frontend.http.nested_fields import Shape
 
 PART = Shape(
     frozenset({

@@ -7,17 +7,17 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.anthropic_edge import tools
-from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
-from services.frontend.anthropic_edge.turns import turns
-from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import sampling_rules
-from services.frontend.request import reasoning
-from services.frontend.request.request import ChatPrompt, Request
-from services.frontend.request.tool_offer import ToolOffer
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.anthropic_edge import tools
+from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
+from quire.services.frontend.anthropic_edge.turns import turns
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.request import reasoning
+from quire.services.frontend.request.request import ChatPrompt, Request
+from quire.services.frontend.request.tool_offer import ToolOffer
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from services.frontend.anthropic_edge import errors
-from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
-from services.frontend.anthropic_edge.format import MessageFormat, ping
-from services.frontend.anthropic_edge.requests import count_prompt, messages_request
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.http.worded_route import worded_route
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.anthropic_edge import errors
+from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
+from quire.services.frontend.anthropic_edge.format import MessageFormat, ping
+from quire.services.frontend.anthropic_edge.requests import count_prompt, messages_request
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.worded_route import worded_route
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 PREFIX = "/v1/messages"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, is_run_by_server
-from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, is_run_by_server
+from quire.services.frontend.request.request import Tool
+from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}
 

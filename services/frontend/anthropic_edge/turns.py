@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from services.frontend.anthropic_edge.bodies import MessageBody
-from services.frontend.anthropic_edge.readable import readable
-from services.frontend.anthropic_edge.said import SERVER_RUN, THOUGHTS
-from services.frontend.request import conversation
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.anthropic_edge.bodies import MessageBody
+from quire.services.frontend.anthropic_edge.readable import readable
+from quire.services.frontend.anthropic_edge.said import SERVER_RUN, THOUGHTS
+from quire.services.frontend.request import conversation
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 Block = Mapping[str, Any]
 

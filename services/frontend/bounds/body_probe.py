@@ -15,11 +15,11 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
-from services.frontend.bounds import json_body, json_scan, long_ids, messages, wire_scan
-from services.frontend.bounds.room import Room
-from shared.errors import InvalidArgument
-from shared.process.child import answer_all
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import json_body, json_scan, long_ids, messages, wire_scan
+from quire.services.frontend.bounds.room import Room
+from quire.shared.errors import InvalidArgument
+from quire.shared.process.child import answer_all
+from quire.shared.settings.request_limits import RequestLimits
 
 JSON = "JSON"
 NO_JSON, UNREAD = "no JSON", "unread"

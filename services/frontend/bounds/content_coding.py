@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from shared.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
+from quire.shared.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sized
 from itertools import chain
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 ENTRIES = {
     "messages": "max_messages",

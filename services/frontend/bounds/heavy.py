@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.bounds.turns import SmallestFirst
 
 LIGHT_BYTES = 1 << 14  # parsed and checked in half a millisecond
 HEAVY_BYTES = 1 << 16  # in two or more

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from services.frontend.bounds import counts, text
-from services.frontend.bounds.room import Room
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import counts, text
+from quire.services.frontend.bounds.room import Room
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 GOES_ON = ("prompt", "input_ids")  # what a model continues, as tokens
 

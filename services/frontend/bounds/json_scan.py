@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 SLICE_BYTES = 1 << 18  # 0.2 ms to count, 1 to 5 ms without strings
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)

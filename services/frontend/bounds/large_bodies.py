@@ -14,16 +14,16 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from json import JSONDecodeError
 
-from services.frontend.bounds import body_probe
-from services.frontend.bounds.body_probe import BodyQuestion
-from services.frontend.bounds.heavy import HEAVY_BYTES
-from services.frontend.bounds.room import Room
-from services.frontend.bounds.spool import Spool
-from services.frontend.bounds.turns import SmallestFirst
-from shared.errors import Internal, InvalidArgument
-from shared.logs import logger
-from shared.process.child import Child, ChildEnded
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import body_probe
+from quire.services.frontend.bounds.body_probe import BodyQuestion
+from quire.services.frontend.bounds.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.spool import Spool
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.shared.errors import Internal, InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.process.child import Child, ChildEnded
+from quire.shared.settings.request_limits import RequestLimits
 
 log = logger("large bodies")
 

@@ -9,13 +9,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from services.frontend.bounds import counts
-from services.frontend.bounds.room import Room
-from shared.errors import InvalidArgument
-from shared.pb.batch.v1 import batch_pb2
-from shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import counts
+from quire.services.frontend.bounds.room import Room
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.batch.v1 import batch_pb2
+from quire.shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings.request_limits import RequestLimits
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 NAMES = {"options": "choice", "choices": "choice"}  # of lists that clients know by another name

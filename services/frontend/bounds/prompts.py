@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from services.frontend.bounds import counts
-from services.frontend.bounds.room import Room
-from services.frontend.request.request import ChatPrompt, LatePrompt, PairPrompt, Request, TextPrompt
-from shared import structured_output
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import counts
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.request.request import ChatPrompt, LatePrompt, PairPrompt, Request, TextPrompt
+from quire.shared import structured_output
+from quire.shared.settings.request_limits import RequestLimits
 
 FIELDS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "logits_processors")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.frontend.input_processor.prompt_limits import TOO_LONG, check_length
-from shared.errors import InvalidArgument
+from quire.services.frontend.input_processor.prompt_limits import TOO_LONG, check_length
+from quire.shared.errors import InvalidArgument
 
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import ClassVar, Self
 
-from services.frontend.bounds.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.heavy import HEAVY_BYTES
 
 MOST_FILES = 32  # at a time: descriptors are for connections
 

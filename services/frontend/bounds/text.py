@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shared.errors import InvalidArgument
-from shared.inner_json import half_of_a_pair
+from quire.shared.errors import InvalidArgument
+from quire.shared.inner_json import half_of_a_pair
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes one, be it half of a pair or not
 AS_BYTES = re.compile(rb"\xed[\xa0-\xbf]")  # what Python's JSON takes for one, though it is no UTF-8

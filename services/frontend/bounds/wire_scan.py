@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 SLICE_FIELDS = 512  # 0.3 to 0.5 ms: others have several turns for a first token, and wait for a slice in each
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
-from services.frontend.access.rate_limit import RateLimit
-from shared.errors import ResourceExhausted, Unavailable
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.access.rate_limit import RateLimit
+from quire.shared.errors import ResourceExhausted, Unavailable
+from quire.shared.metrics.frontend import FrontendMetrics
 
 RESERVED_PART = 8  # one of so many parts of each limit is kept for tenants that hold little
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from services.frontend.generation.generation import Generation
-from shared.errors import ResourceExhausted, name_of
-from shared.metrics.calls import CallMetrics, TenantMetrics
+from quire.services.frontend.generation.generation import Generation
+from quire.shared.errors import ResourceExhausted, name_of
+from quire.shared.metrics.calls import CallMetrics, TenantMetrics
 
 if TYPE_CHECKING:
-    from services.frontend.calls.calls import Call
+    from quire.services.frontend.calls.calls import Call
 
 
 def ended(metrics: CallMetrics, call: Call) -> None:

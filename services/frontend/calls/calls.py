@@ -6,18 +6,18 @@ import asyncio
 import heapq
 from collections import Counter
 
-from services.frontend.access.access import Access, Caller
-from services.frontend.access.rate_limit import RateLimit
-from services.frontend.calls import call_measures
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.traced import trace_end
-from services.frontend.calls.turns import Turns
-from services.frontend.generation.generation import Generation
-from services.frontend.request.request import Request
-from shared.errors import QuireError, name_of
-from shared.logs import logger
-from shared.metrics.calls import CallMetrics
-from shared.tracing import NoTraces, Span
+from quire.services.frontend.access.access import Access, Caller
+from quire.services.frontend.access.rate_limit import RateLimit
+from quire.services.frontend.calls import call_measures
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.traced import trace_end
+from quire.services.frontend.calls.turns import Turns
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.request.request import Request
+from quire.shared.errors import QuireError, name_of
+from quire.shared.logs import logger
+from quire.shared.metrics.calls import CallMetrics
+from quire.shared.tracing import NoTraces, Span
 
 log = logger("calls")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from shared.errors import name_of
-from shared.tracing import Span
+from quire.shared.errors import name_of
+from quire.shared.tracing import Span
 
 if TYPE_CHECKING:
-    from services.frontend.calls.calls import Call
+    from quire.services.frontend.calls.calls import Call
 
 
 def trace_end(call: Call, span: Span) -> None:

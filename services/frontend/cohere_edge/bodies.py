@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http.known_fields import described
-from services.frontend.http.model_field import ModelField
-from services.frontend.http.ranges import given
-from services.frontend.http.unknown_fields import UnknownFields
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.http.known_fields import described
+from quire.services.frontend.http.model_field import ModelField
+from quire.services.frontend.http.ranges import given
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
 NOTHING: tuple[Any, ...] = (None, [])  # what does not ask for it

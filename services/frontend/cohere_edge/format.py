@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge.answers.pooling_formats import PooledFormat
-from shared.columns import f32
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.openai_edge.answers.pooling_formats import PooledFormat
+from quire.shared.columns import f32
 
 FLOAT = "float"
 FIRST = "1"  # version of the API

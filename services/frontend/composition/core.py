@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 
-from services.frontend.bounds.room import Room
-from services.frontend.catalogue import Catalogue
-from services.frontend.composition.door import Door
-from services.frontend.composition.served_model import ServedModel
-from services.frontend.composition.through_redis import ThroughRedis
-from services.frontend.generation.generator import Generator
-from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.scheduler_client.client import SchedulerClient
-from services.frontend.scheduler_client.patience import Patience
-from shared.metrics.cluster_load import ClusterLoadCollector
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.rpc.trust import Dialler
-from shared.settings.frontend import FrontendSettings
-from shared.version import VERSION
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.composition.door import Door
+from quire.services.frontend.composition.served_model import ServedModel
+from quire.services.frontend.composition.through_redis import ThroughRedis
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.services.frontend.scheduler_client.patience import Patience
+from quire.shared.metrics.cluster_load import ClusterLoadCollector
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.rpc.trust import Dialler
+from quire.shared.settings.frontend import FrontendSettings
+from quire.shared.version import VERSION
 
 
 class FrontendCore:

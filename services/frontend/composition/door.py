@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.frontend.access.access import Access
-from services.frontend.bounds.large_bodies import LargeBodies
-from services.frontend.bounds.messages import REQUESTS
-from services.frontend.bounds.room import Room
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Calls
-from services.frontend.grpc_edge.bounded_messages import BoundedMessages
-from services.frontend.grpc_edge.door import GrpcDoor
-from services.frontend.grpc_edge.errors import Refusals
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.connections import Connections, descriptors
-from services.frontend.http.decoded_body import BodyDecoders
-from services.frontend.http.unknown_fields import UnknownFields
-from shared.metrics.frontend import FrontendMetrics
-from shared.settings.frontend import FrontendSettings
-from shared.tracing import open_traces
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.bounds.large_bodies import LargeBodies
+from quire.services.frontend.bounds.messages import REQUESTS
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.grpc_edge.bounded_messages import BoundedMessages
+from quire.services.frontend.grpc_edge.door import GrpcDoor
+from quire.services.frontend.grpc_edge.errors import Refusals
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.connections import Connections, descriptors
+from quire.services.frontend.http.decoded_body import BodyDecoders
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.settings.frontend import FrontendSettings
+from quire.shared.tracing import open_traces
 
 
 class Door:

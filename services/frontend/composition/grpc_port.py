@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.frontend.composition.door import Door
-from services.frontend.grpc_edge import batch_service, connections, file_service, inference_service
-from services.frontend.kserve_edge import service as open_inference
-from services.frontend.vllm_edge import service as vllm_engine
-from shared.rpc.guard import CallGuard
-from shared.rpc.server import Server
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.composition.door import Door
+from quire.services.frontend.grpc_edge import batch_service, connections, file_service, inference_service
+from quire.services.frontend.kserve_edge import service as open_inference
+from quire.services.frontend.vllm_edge import service as vllm_engine
+from quire.shared.rpc.guard import CallGuard
+from quire.shared.rpc.server import Server
+from quire.shared.settings.frontend import FrontendSettings
 
 SERVICES = (
     inference_service.SERVICE_NAME,

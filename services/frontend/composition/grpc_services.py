@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from services.frontend.composition.core import FrontendCore
-from services.frontend.composition.door import Door
-from services.frontend.composition.grpc_port import GrpcPort
-from services.frontend.composition.health import FrontendHealth
-from services.frontend.composition.served_model import ServedModel
-from services.frontend.grpc_edge import admin_service, inference_service
-from services.frontend.grpc_edge.batch_service import BatchService
-from services.frontend.grpc_edge.file_service import FileService
-from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
-from services.frontend.grpc_edge.resumable import ResumableCalls
-from services.frontend.kserve_edge import service as open_inference
-from services.frontend.offline.work import OfflineWork
-from services.frontend.vllm_edge import service as vllm_engine
-from shared.pb.batch.v1 import batch_pb2_grpc
-from shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc
-from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.process.lifecycle import Shutdown
-from shared.rpc.admin_port import AdminPort
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.composition.core import FrontendCore
+from quire.services.frontend.composition.door import Door
+from quire.services.frontend.composition.grpc_port import GrpcPort
+from quire.services.frontend.composition.health import FrontendHealth
+from quire.services.frontend.composition.served_model import ServedModel
+from quire.services.frontend.grpc_edge import admin_service, inference_service
+from quire.services.frontend.grpc_edge.batch_service import BatchService
+from quire.services.frontend.grpc_edge.file_service import FileService
+from quire.services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from quire.services.frontend.grpc_edge.resumable import ResumableCalls
+from quire.services.frontend.kserve_edge import service as open_inference
+from quire.services.frontend.offline.work import OfflineWork
+from quire.services.frontend.vllm_edge import service as vllm_engine
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
+from quire.shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.rpc.admin_port import AdminPort
+from quire.shared.settings.frontend import FrontendSettings
 
 
 class GrpcServices:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.frontend.scheduler_client.client import SchedulerClient
-from shared.process.lifecycle import Shutdown
-from shared.process.liveness import Liveness
-from shared.rpc.server import Server
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.process.liveness import Liveness
+from quire.shared.rpc.server import Server
 
 ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
 

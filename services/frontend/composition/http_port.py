@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from services.frontend.anthropic_edge.routes import MessageRoutes
-from services.frontend.cohere_edge.routes import CohereRoutes
-from services.frontend.composition.core import FrontendCore
-from services.frontend.composition.door import Door
-from services.frontend.composition.grpc_services import GrpcServices
-from services.frontend.composition.health import FrontendHealth
-from services.frontend.composition.served_model import ServedModel
-from services.frontend.console.routes import ConsoleRoutes
-from services.frontend.http import app
-from services.frontend.http.page_rules import PageRules, is_loopback
-from services.frontend.http.router import Router
-from services.frontend.http.server import HttpServer
-from services.frontend.kserve_edge.routes import OpenInferenceRoutes
-from services.frontend.offline.offline import Offline
-from services.frontend.ollama_edge.routes import OllamaCard, OllamaRoutes
-from services.frontend.openai_edge.responses.routes import ResponseRoutes
-from services.frontend.openai_edge.responses.store import ResponseStore
-from services.frontend.openai_edge.resumable import ResumableHttp
-from services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
-from services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
-from services.frontend.openai_edge.routes.invocation_routes import InvocationRoutes
-from services.frontend.openai_edge.routes.model_routes import ModelRoutes
-from services.frontend.openai_edge.routes.operation_routes import OperationRoutes
-from services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
-from services.frontend.openai_edge.routes.service_routes import ServiceRoutes
-from services.frontend.openai_edge.routes.token_routes import TokenRoutes
-from services.frontend.sglang_edge.routes import SglangRoutes
-from services.frontend.web_edge.codec import Codec
-from services.frontend.web_edge.edge import WebEdge
-from shared.logs import logger
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.anthropic_edge.routes import MessageRoutes
+from quire.services.frontend.cohere_edge.routes import CohereRoutes
+from quire.services.frontend.composition.core import FrontendCore
+from quire.services.frontend.composition.door import Door
+from quire.services.frontend.composition.grpc_services import GrpcServices
+from quire.services.frontend.composition.health import FrontendHealth
+from quire.services.frontend.composition.served_model import ServedModel
+from quire.services.frontend.console.routes import ConsoleRoutes
+from quire.services.frontend.http import app
+from quire.services.frontend.http.page_rules import PageRules, is_loopback
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.server import HttpServer
+from quire.services.frontend.kserve_edge.routes import OpenInferenceRoutes
+from quire.services.frontend.offline.offline import Offline
+from quire.services.frontend.ollama_edge.routes import OllamaCard, OllamaRoutes
+from quire.services.frontend.openai_edge.responses.routes import ResponseRoutes
+from quire.services.frontend.openai_edge.responses.store import ResponseStore
+from quire.services.frontend.openai_edge.resumable import ResumableHttp
+from quire.services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
+from quire.services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
+from quire.services.frontend.openai_edge.routes.invocation_routes import InvocationRoutes
+from quire.services.frontend.openai_edge.routes.model_routes import ModelRoutes
+from quire.services.frontend.openai_edge.routes.operation_routes import OperationRoutes
+from quire.services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
+from quire.services.frontend.openai_edge.routes.service_routes import ServiceRoutes
+from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
+from quire.services.frontend.sglang_edge.routes import SglangRoutes
+from quire.services.frontend.web_edge.codec import Codec
+from quire.services.frontend.web_edge.edge import WebEdge
+from quire.shared.logs import logger
+from quire.shared.settings.frontend import FrontendSettings
 
 log = logger("http")
 

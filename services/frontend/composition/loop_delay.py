@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.metrics.frontend import FrontendMetrics
+from quire.shared.metrics.frontend import FrontendMetrics
 
 INTERVAL_S = 0.1
 

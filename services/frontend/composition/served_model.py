@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.input_processor.sentence_texts import ReadingModel
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.models import model_identity
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.input_processor.sentence_texts import ReadingModel
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.models import model_identity
+from quire.shared.settings.frontend import FrontendSettings
 
 
 class ServedModel:

@@ -6,23 +6,23 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from services.frontend.access.access import Access
-from services.frontend.access.shared_use import SharedUse
-from services.frontend.access.sources import KeyFile, KeySource, OneKey, RedisKeys
-from services.frontend.calls.calls import Calls
-from services.frontend.directory.directory import Directory
-from services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
-from services.frontend.generation.generator import Generator
-from services.frontend.scheduler_client.client import SchedulerClient
-from services.frontend.streams.redis_store import RedisStore
-from services.frontend.streams.store import OnlyHere
-from services.frontend.streams.streams import Streams
-from services.frontend.streams.terms import StreamTerms
-from shared import prefix_index
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1 import model_pb2
-from shared.process.supervision import restarted
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.access.shared_use import SharedUse
+from quire.services.frontend.access.sources import KeyFile, KeySource, OneKey, RedisKeys
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.directory.directory import Directory
+from quire.services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.services.frontend.streams.redis_store import RedisStore
+from quire.services.frontend.streams.store import OnlyHere
+from quire.services.frontend.streams.streams import Streams
+from quire.services.frontend.streams.terms import StreamTerms
+from quire.shared import prefix_index
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.process.supervision import restarted
+from quire.shared.settings.frontend import FrontendSettings
 
 
 class ThroughRedis:

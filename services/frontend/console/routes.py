@@ -15,9 +15,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from services.frontend.http.router import Router
-from shared.errors import NotFound
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.frontend.http.router import Router
+from quire.shared.errors import NotFound
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

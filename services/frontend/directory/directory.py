@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.scheduler_client.placement import Candidate
-from services.frontend.scheduler_client.prompt_hashes import known_block_size
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1 import model_pb2
-from shared.prefix_index import (
+from quire.services.frontend.scheduler_client.placement import Candidate
+from quire.services.frontend.scheduler_client.prompt_hashes import known_block_size
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.prefix_index import (
     BlockKeys,
     MalformedEntries,
     PrefixReader,
@@ -21,7 +21,7 @@ from shared.prefix_index import (
     SchedulerEntry,
     WorkerEntry,
 )
-from shared.process.supervision import pause
+from quire.shared.process.supervision import pause
 
 log = logger("directory")
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-from services.frontend.directory.directory import Directory
-from services.frontend.scheduler_client.placement import NOTHING_HELD, Candidate, Held
-from services.frontend.scheduler_client.prompt_hashes import known_block_size
-from services.frontend.scheduler_client.sequence import Work
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
-from shared.prefix_index import PrefixReader, WorkerEntry
-from shared.process.supervision import Tasks
+from quire.services.frontend.directory.directory import Directory
+from quire.services.frontend.scheduler_client.placement import NOTHING_HELD, Candidate, Held
+from quire.services.frontend.scheduler_client.prompt_hashes import known_block_size
+from quire.services.frontend.scheduler_client.sequence import Work
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.prefix_index import PrefixReader, WorkerEntry
+from quire.shared.process.supervision import Tasks
 
 log = logger("directory")
 

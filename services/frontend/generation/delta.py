@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.frontend.output_processor.answer_parser import Part
-from shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.services.frontend.output_processor.answer_parser import Part
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 
 class TokenLogprobs(NamedTuple):

@@ -6,25 +6,25 @@ import asyncio
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-from services.frontend.generation import measures
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.input_processor.processor import PreparedPrompt
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.output_processor.answer_parser import AnswerParser
-from services.frontend.output_processor.detokenizer import PROMPT_END
-from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import ReaderPace
-from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
-from services.frontend.output_processor.sample import AT_END, Sample
-from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request.request import Request, Sampling
-from services.frontend.scheduler_client.placement import Held
-from services.frontend.scheduler_client.sequence import End, Sequence
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.services.frontend.generation import measures
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.output_processor.answer_parser import AnswerParser
+from quire.services.frontend.output_processor.detokenizer import PROMPT_END
+from quire.services.frontend.output_processor.mailbox import Mailbox
+from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokens
+from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.request.request import Request, Sampling
+from quire.services.frontend.scheduler_client.placement import Held
+from quire.services.frontend.scheduler_client.sequence import End, Sequence
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # of the event loop: hashed and submitted in 2 ms
 LIKE_TOKENS = 256  # what a sample costs besides its prompt

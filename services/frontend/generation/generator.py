@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from services.frontend.calls.calls import Call
-from services.frontend.catalogue import Catalogue
-from services.frontend.directory.prefix_lookup import Prefixes
-from services.frontend.generation.generation import Generation
-from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.output_processor.pace import ReaderPace
-from services.frontend.request.request import Request
-from services.frontend.scheduler_client.client import ClusterLimits, SchedulerClient
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, QuireError
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.directory.prefix_lookup import Prefixes
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.scheduler_client.client import ClusterLimits, SchedulerClient
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
 
 Resume = Callable[[Generation], None]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.frontend.generation.delta import Finish
-from services.frontend.input_processor.processor import PreparedPrompt
-from services.frontend.output_processor.sample import Sample
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.services.frontend.generation.delta import Finish
+from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.output_processor.sample import Sample
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 FINISHED_REASON: dict[FinishReason, str] = {
     finish_pb2.FINISH_REASON_STOP: "stop",

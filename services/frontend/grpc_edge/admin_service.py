@@ -6,19 +6,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
 
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
-from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
-from services.frontend.scheduler_client.client import SchedulerClient
-from shared.errors import InvalidArgument, name_of
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from shared.process.lifecycle import Shutdown
-from shared.version import VERSION
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.shared.errors import InvalidArgument, name_of
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.version import VERSION
 
 NUM_OLDEST = 10  # calls that are told
 

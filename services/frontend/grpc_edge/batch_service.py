@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.requests import arrived, tenant
-from services.frontend.offline.batch import Batch
-from services.frontend.offline.work import WINDOW, OfflineWork
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.batch.v1 import batch_pb2 as pb
-from shared.pb.batch.v1 import batch_pb2_grpc
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.requests import arrived, tenant
+from quire.services.frontend.offline.batch import Batch
+from quire.services.frontend.offline.work import WINDOW, OfflineWork
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.batch.v1 import batch_pb2 as pb
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["BatchService"].full_name
 LISTED = 20  # where nothing else is asked for

@@ -10,16 +10,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from services.frontend.bounds import messages, wire_scan
-from services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
-from services.frontend.bounds.large_bodies import LargeBodies
-from services.frontend.bounds.spool import Spool
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.calls.calls import Calls
-from services.frontend.grpc_edge.errors import Context, answering
-from shared.errors import QuireError
-from shared.metrics.frontend import FrontendMetrics
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import messages, wire_scan
+from quire.services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
+from quire.services.frontend.bounds.large_bodies import LargeBodies
+from quire.services.frontend.bounds.spool import Spool
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.shared.errors import QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.settings.request_limits import RequestLimits
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 SLICE_BYTES = 1 << 18  # copied in a tenth of a millisecond

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.frontend.http.connections import Connections
-from shared.logs import logger
+from quire.services.frontend.http.connections import Connections
+from quire.shared.logs import logger
 
 log = logger("grpc")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.frontend.request import conversation
-from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, as_shown, new_tool, offer
-from shared import inner_json
-from shared.errors import InvalidArgument
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.request import conversation
+from quire.services.frontend.request.request import Tool
+from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, as_shown, new_tool, offer
+from quire.shared import inner_json
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MODES: Mapping[int, str] = {

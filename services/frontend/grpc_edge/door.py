@@ -10,10 +10,10 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.grpc_edge.errors import Context, Refusals, status_of
-from shared.errors import QuireError
-from shared.rpc.guard import metadata_of
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.grpc_edge.errors import Context, Refusals, status_of
+from quire.shared.errors import QuireError
+from quire.shared.rpc.guard import metadata_of
 
 # Whose first act it is to take a place. The messages of a stream of them are refused one by one.
 WORK = frozenset(

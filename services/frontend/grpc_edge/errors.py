@@ -13,12 +13,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.frontend.calls.calls import Call, Calls
-from shared.errors import DeadlineExceeded, Internal, QuireError, transport
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
-from shared.rpc.guard import metadata_of
-from shared.tracing import TRACEPARENT
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.shared.errors import DeadlineExceeded, Internal, QuireError, transport
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.rpc.guard import metadata_of
+from quire.shared.tracing import TRACEPARENT
 
 log = logger("grpc_edge")
 

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import BinaryIO
 
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.requests import arrived, tenant
-from services.frontend.offline.files import StoredFile
-from services.frontend.offline.work import MOST_LISTED, OfflineWork, write_down
-from shared.errors import DeadlineExceeded, InvalidArgument
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.batch.v1 import batch_pb2 as pb
-from shared.pb.batch.v1 import batch_pb2_grpc
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.requests import arrived, tenant
+from quire.services.frontend.offline.files import StoredFile
+from quire.services.frontend.offline.work import MOST_LISTED, OfflineWork, write_down
+from quire.shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.batch.v1 import batch_pb2 as pb
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["FileService"].full_name
 MAX_PIECE_BYTES = 1 << 20

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.grpc_edge import pooled, requests, responses
-from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.resumable import Messages, ResumableCalls, ToMessage
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.request.request import Request
-from services.frontend.streams.forms import CHAT, GENERATE
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.grpc_edge import pooled, requests, responses
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.resumable import Messages, ResumableCalls, ToMessage
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams.forms import CHAT, GENERATE
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
 
 FRONTEND_METADATA = "quire-frontend"  # of ListModels' answer
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name

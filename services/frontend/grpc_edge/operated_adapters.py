@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
-from services.frontend.scheduler_client.client import SchedulerClient
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 TOLD_WITHIN_S = 5.0  # schedulers tell frontends before they answer operators, on another stream
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.frontend.generation.generation import Generation
-from services.frontend.grpc_edge.requests import Arrival, new_request
-from services.frontend.grpc_edge.responses import usage_of
-from services.frontend.input_processor import pooling
-from services.frontend.input_processor.scoring import Scoring, probabilities
-from services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
-from shared.columns import u32_bytes
-from shared.errors import InvalidArgument
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.grpc_edge.requests import Arrival, new_request
+from quire.services.frontend.grpc_edge.responses import usage_of
+from quire.services.frontend.input_processor import pooling
+from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from quire.shared.columns import u32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 POOLERS = {number: name for name, number in pooling.POOLERS.items()}
 

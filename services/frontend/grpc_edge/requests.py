@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from services.frontend.calls.calls import Call
-from services.frontend.grpc_edge import conversations
-from services.frontend.grpc_edge.errors import Context
-from services.frontend.input_processor import sampling_rules
-from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.request import reasoning
-from services.frontend.request.request import (
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.grpc_edge import conversations
+from quire.services.frontend.grpc_edge.errors import Context
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.request import reasoning
+from quire.services.frontend.request.request import (
     BeamSearch,
     ChatPrompt,
     Prompt,
@@ -26,10 +26,10 @@ from services.frontend.request.request import (
     TextPrompt,
     TokenPrompt,
 )
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

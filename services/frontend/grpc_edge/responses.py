@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.catalogue import CatalogueEntry
-from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from services.frontend.generation.generation import Generation, Usage
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing.events import Content, Reasoning
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.catalogue import CatalogueEntry
+from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 Response = pb.GenerateResponse | pb.ChatResponse
 

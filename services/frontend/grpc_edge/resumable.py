@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.grpc_edge import requests, responses
-from services.frontend.grpc_edge.errors import Context
-from services.frontend.grpc_edge.requests import Arrival
-from services.frontend.request.request import Request
-from services.frontend.streams import forms
-from services.frontend.streams.forms import CHAT, GENERATE
-from services.frontend.streams.made import Remade, Remake
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Streams
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import QuireError
-from shared.pb.frontend.v1 import stream_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.grpc_edge import requests, responses
+from quire.services.frontend.grpc_edge.errors import Context
+from quire.services.frontend.grpc_edge.requests import Arrival
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams import forms
+from quire.services.frontend.streams.forms import CHAT, GENERATE
+from quire.services.frontend.streams.made import Remade, Remake
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.streams import Streams
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import QuireError
+from quire.shared.pb.frontend.v1 import stream_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 Asked = pb.GenerateRequest | pb.ChatRequest
 ToMessage = Callable[[str, SampleDelta], responses.Response]

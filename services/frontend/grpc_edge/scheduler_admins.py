@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from shared.errors import (
+from quire.shared.errors import (
     TRANSPORTS,
     FailedPrecondition,
     InvalidArgument,
@@ -21,12 +21,12 @@ from shared.errors import (
     Unavailable,
     from_proto,
 )
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from shared.process.supervision import Tasks
-from shared.rpc.parts import InParts
-from shared.rpc.trust import Dialler
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import Dialler
 
 STATUS_TIMEOUT_S = 2.0  # whoever looks wants to see the others, too
 ANSWER_TIMEOUT_S = 60.0  # steps end meanwhile, workers read files, and a busy machine may stand still for a moment

@@ -12,17 +12,17 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.generation.generator import Generator
-from services.frontend.http.as_sent import as_sent
-from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import CALL, KEEPALIVE
-from services.frontend.request.request import Request
-from shared.errors import Internal, QuireError
-from shared.logs import logger
-from shared.process.supervision import Tasks
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http.as_sent import as_sent
+from quire.services.frontend.http.disconnect import while_connected
+from quire.services.frontend.http.headers import CALL, KEEPALIVE
+from quire.services.frontend.request.request import Request
+from quire.shared.errors import Internal, QuireError
+from quire.shared.logs import logger
+from quire.shared.process.supervision import Tasks
 
 log = logger("http")
 

@@ -12,34 +12,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from services.frontend.access.access import Access
-from services.frontend.anthropic_edge import errors as anthropic_errors
-from services.frontend.anthropic_edge import routes as anthropic_routes
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Calls
-from services.frontend.http import examples
-from services.frontend.http.call_scope import CallScope
-from services.frontend.http.cors import Cors
-from services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
-from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
-from services.frontend.http.door import HttpDoor
-from services.frontend.http.headers import Headers
-from services.frontend.http.load_header import Load, LoadHeader
-from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, PageGuard
-from services.frontend.http.options import EveryPath
-from services.frontend.http.own_paths import OwnPaths, as_own
-from services.frontend.http.page_rules import PageRules
-from services.frontend.http.protocol import Entrance
-from services.frontend.http.router import Router, methods
-from services.frontend.kserve_edge import routes as kserve_routes
-from services.frontend.offline import routes as offline
-from services.frontend.offline.inner_calls import AsCaller
-from services.frontend.ollama_edge import errors as ollama_errors
-from services.frontend.ollama_edge import routes as ollama_routes
-from services.frontend.openai_edge import errors
-from shared.errors import Internal, QuireError
-from shared.metrics.frontend import FrontendMetrics
-from shared.version import VERSION
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.anthropic_edge import errors as anthropic_errors
+from quire.services.frontend.anthropic_edge import routes as anthropic_routes
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.http import examples
+from quire.services.frontend.http.call_scope import CallScope
+from quire.services.frontend.http.cors import Cors
+from quire.services.frontend.http.decoded_body import BodyDecoders, DecodedBodies
+from quire.services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
+from quire.services.frontend.http.door import HttpDoor
+from quire.services.frontend.http.headers import Headers
+from quire.services.frontend.http.load_header import Load, LoadHeader
+from quire.services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, PageGuard
+from quire.services.frontend.http.options import EveryPath
+from quire.services.frontend.http.own_paths import OwnPaths, as_own
+from quire.services.frontend.http.page_rules import PageRules
+from quire.services.frontend.http.protocol import Entrance
+from quire.services.frontend.http.router import Router, methods
+from quire.services.frontend.kserve_edge import routes as kserve_routes
+from quire.services.frontend.offline import routes as offline
+from quire.services.frontend.offline.inner_calls import AsCaller
+from quire.services.frontend.ollama_edge import errors as ollama_errors
+from quire.services.frontend.ollama_edge import routes as ollama_routes
+from quire.services.frontend.openai_edge import errors
+from quire.shared.errors import Internal, QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.version import VERSION
 
 
 class ApiWords(NamedTuple):

@@ -12,9 +12,9 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 
-from services.frontend.http.connections import Connections
-from shared.logs import logger
-from shared.process.supervision import Tasks
+from quire.services.frontend.http.connections import Connections
+from quire.shared.logs import logger
+from quire.shared.process.supervision import Tasks
 
 log = logger("http")
 

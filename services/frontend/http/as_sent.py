@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Mapping
 
-from shared.errors import QuireError
+from quire.shared.errors import QuireError
 
 RESPONSES = {
     "prompt": "input",

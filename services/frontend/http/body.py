@@ -12,15 +12,15 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Scope
 
-from services.frontend.bounds import json_body, json_scan, long_ids
-from services.frontend.bounds.heavy import HeavyWork, in_steps
-from services.frontend.bounds.large_bodies import LargeBodies
-from services.frontend.bounds.spool import Spool
-from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import DECODED
-from services.frontend.http.unknown_fields import UnknownFields
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import json_body, json_scan, long_ids
+from quire.services.frontend.bounds.heavy import HeavyWork, in_steps
+from quire.services.frontend.bounds.large_bodies import LargeBodies
+from quire.services.frontend.bounds.spool import Spool
+from quire.services.frontend.http.disconnect import while_connected
+from quire.services.frontend.http.headers import DECODED
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 JSON, BYTES = "application/json", "application/octet-stream"
 CONTENT_TYPE = b"content-type"

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.access.rate_limit import headers_of
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, KEEPALIVE, request_id_headers, sent_id, traceparent
-from shared.errors import Internal, QuireError
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.access.rate_limit import headers_of
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.http.headers import CALL, HANDLER, KEEPALIVE, request_id_headers, sent_id, traceparent
+from quire.shared.errors import Internal, QuireError
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
 
 log = logger("http")
 

@@ -7,9 +7,9 @@ import resource
 from collections import Counter
 from collections.abc import Callable
 
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
-from shared.settings.connection_limits import ConnectionLimits
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.settings.connection_limits import ConnectionLimits
 
 log = logger("http")
 

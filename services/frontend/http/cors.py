@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.http.headers import REQUEST_ID, Headers, values_of
-from services.frontend.http.page_rules import ALL, PageRules
+from quire.services.frontend.http.headers import REQUEST_ID, Headers, values_of
+from quire.services.frontend.http.page_rules import ALL, PageRules
 
 METHODS = b"GET, POST, DELETE, OPTIONS, HEAD"
 EXPOSED = (

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.bounds.content_coding import FIELD, ContentDecoder, encodings_of
-from services.frontend.http.headers import DECODED, values_of
-from services.frontend.http.middleware import let_pass
-from shared.errors import QuireError, ResourceExhausted
+from quire.services.frontend.bounds.content_coding import FIELD, ContentDecoder, encodings_of
+from quire.services.frontend.http.headers import DECODED, values_of
+from quire.services.frontend.http.middleware import let_pass
+from quire.shared.errors import QuireError, ResourceExhausted
 
 FIELD_BYTES = FIELD.encode()
 OF_THE_SENT = (FIELD_BYTES, b"content-length")  # headers that say nothing of the decoded body

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from shared.process.supervision import Tasks
+from quire.shared.process.supervision import Tasks
 
 _watchers = Tasks()  # each is ended by the request that it watches
 

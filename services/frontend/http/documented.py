@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from services.frontend.http import ranges
-from services.frontend.http.answer import EVENTS
-from services.frontend.http.body import BYTES
-from services.frontend.http.router import built
+from quire.services.frontend.http import ranges
+from quire.services.frontend.http.answer import EVENTS
+from quire.services.frontend.http.body import BYTES
+from quire.services.frontend.http.router import built
 
 Schema = dict[str, Any]
 

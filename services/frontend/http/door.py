@@ -8,13 +8,13 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.access.rate_limit import headers_of
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
-from services.frontend.http.protocol import WrittenAnswer
-from shared.errors import QuireError
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.access.rate_limit import headers_of
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
+from quire.services.frontend.http.protocol import WrittenAnswer
+from quire.shared.errors import QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
 
 WORK = (
     "/v1/completions",

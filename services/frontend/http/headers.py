@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 CALL = "quire.call"  # the key of a scope under which its Call is
 KEEPALIVE = "quire.keepalive_s"  # seconds of silence in a stream; 0: any

@@ -8,14 +8,14 @@ from typing import Any
 import orjson
 from starlette.types import Send
 
-from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.http.answer import EVENTS, ErrorWords, Format, WorkingResponse
-from services.frontend.streams import forms
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Streams
-from shared.errors import QuireError
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.http.answer import EVENTS, ErrorWords, Format, WorkingResponse
+from quire.services.frontend.streams import forms
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.streams import Streams
+from quire.shared.errors import QuireError
 
 END = b"\n\n"  # of an event
 LINE = b": keep-alive\n"  # no event of its own: readers that keep the last id would take it for one

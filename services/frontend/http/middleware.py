@@ -10,12 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.access.access import Access
-from services.frontend.calls.calls import Call
-from services.frontend.console import routes as console
-from services.frontend.http.headers import CALL, Headers
-from services.frontend.http.page_rules import PROBES, PageRules
-from shared.errors import QuireError
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.console import routes as console
+from quire.services.frontend.http.headers import CALL, Headers
+from quire.services.frontend.http.page_rules import PROBES, PageRules
+from quire.shared.errors import QuireError
 
 OPERATORS = (  # who show a key of their own
     "/v1/load_lora_adapter",

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.http.unknown_fields import UnknownFields
 
 Path = tuple[Any, int | str] | None
 """A path before it, and an index or a field; None: the beginning."""

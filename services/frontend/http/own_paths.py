@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.frontend.http.headers import Headers
-from services.frontend.http.protocol import Refuse
+from quire.services.frontend.http.headers import Headers
+from quire.services.frontend.http.protocol import Refuse
 
 
 class OwnPaths:

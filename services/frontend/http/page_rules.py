@@ -11,9 +11,9 @@ import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from services.frontend.http.headers import Headers, values_of
-from shared.errors import InvalidArgument, PermissionDenied
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.http.headers import Headers, values_of
+from quire.shared.errors import InvalidArgument, PermissionDenied
+from quire.shared.settings.frontend import FrontendSettings
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LOCAL_SUFFIX = ".localhost"  # RFC 6761: browsers ask nobody where such a name leads

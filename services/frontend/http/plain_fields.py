@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, create_model
 
-from services.frontend.input_processor.plain_parameters import NAMES, PLAIN_PARAMETERS
+from quire.services.frontend.input_processor.plain_parameters import NAMES, PLAIN_PARAMETERS
 
 if TYPE_CHECKING:
     PlainFields = BaseModel

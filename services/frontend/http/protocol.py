@@ -16,11 +16,11 @@ import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.frontend.http import whole_call
-from services.frontend.http.connections import Connections, Deadline
-from services.frontend.http.half_closed import HalfClosed
-from services.frontend.http.headers import REQUEST_ID_BYTES, Headers
-from services.frontend.http.upgrades import CONNECT, without_upgrade
+from quire.services.frontend.http import whole_call
+from quire.services.frontend.http.connections import Connections, Deadline
+from quire.services.frontend.http.half_closed import HalfClosed
+from quire.services.frontend.http.headers import REQUEST_ID_BYTES, Headers
+from quire.services.frontend.http.upgrades import CONNECT, without_upgrade
 
 Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
 

@@ -7,7 +7,7 @@ from starlette.datastructures import QueryParams
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 READ_OVER = frozenset({"api-version"})  # Azure's clients send it with every call
 LONGEST_SHOWN = 64  # characters of a wrong name

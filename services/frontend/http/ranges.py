@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.frontend.input_processor import sampling_rules as rules
-from services.frontend.input_processor.pooling import MOST_DIMENSIONS
+from quire.services.frontend.input_processor import sampling_rules as rules
+from quire.services.frontend.input_processor.pooling import MOST_DIMENSIONS
 
 Schema = dict[str, Any]
 

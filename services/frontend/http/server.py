@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from services.frontend.http.app import Face
-from services.frontend.http.arrivals import Arrivals
-from services.frontend.http.connections import Connections
-from services.frontend.http.protocol import guarded
-from shared import ports
-from shared.security.tls import server_context
-from shared.settings.tls import Tls
+from quire.services.frontend.http.app import Face
+from quire.services.frontend.http.arrivals import Arrivals
+from quire.services.frontend.http.connections import Connections
+from quire.services.frontend.http.protocol import guarded
+from quire.shared import ports
+from quire.shared.security.tls import server_context
+from quire.shared.settings.tls import Tls
 
 # Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
 # bound (net.core.somaxconn) is 4096 as a rule.
@@ -26,7 +26,7 @@ ACCEPTED_AT_ONCE = 64
 
 
 class _Uvicorn(uvicorn.Server):
-    """SIGTERM belongs to shared.process.lifecycle."""
+    """SIGTERM belongs to quire.shared.process.lifecycle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
-from services.frontend.input_processor.other_samplers import ADJUSTMENTS
-from shared.errors import InvalidArgument
+from quire.services.frontend.input_processor.other_samplers import ADJUSTMENTS
+from quire.shared.errors import InvalidArgument
 
 # Sent by clients of other servers, without a meaning here: each has a label of its own, all others share OTHER.
 LABELS = (

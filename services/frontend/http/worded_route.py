@@ -11,11 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from services.frontend.http.as_sent import as_sent
-from services.frontend.http.body import BodyBounds, JsonBytes, all_of_it
-from services.frontend.http.headers import CALL
-from services.frontend.openai_edge.errors import worded
-from shared.errors import QuireError
+from quire.services.frontend.http.as_sent import as_sent
+from quire.services.frontend.http.body import BodyBounds, JsonBytes, all_of_it
+from quire.services.frontend.http.headers import CALL
+from quire.services.frontend.openai_edge.errors import worded
+from quire.shared.errors import QuireError
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

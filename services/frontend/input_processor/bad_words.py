@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.columns import i32_bytes
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.columns import i32_bytes
 
 
 async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from services.frontend.input_processor.rule import Rule
-from services.frontend.request.request import BeamSearch, Sampling
-from shared.errors import InvalidArgument
+from quire.services.frontend.input_processor.rule import Rule
+from quire.services.frontend.request.request import BeamSearch, Sampling
+from quire.shared.errors import InvalidArgument
 
 MAX_BEAMS = 128
 MAX_LENGTH_PENALTY = 32  # the longest context to this power is still a number

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from services.frontend.input_processor import grammar_walk
-from shared import structured_output
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.process.child import LENGTH_BYTES, answer_all
-from shared.structured_output import backends
-from shared.structured_output.backends import LLGUIDANCE
-from shared.structured_output.checks import is_not_offered
-from shared.structured_output.literals import Specials
+from quire.services.frontend.input_processor import grammar_walk
+from quire.shared import structured_output
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.process.child import LENGTH_BYTES, answer_all
+from quire.shared.structured_output import backends
+from quire.shared.structured_output.backends import LLGUIDANCE
+from quire.shared.structured_output.checks import is_not_offered
+from quire.shared.structured_output.literals import Specials
 
 MEMORY_BYTES = 1 << 30
 OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library

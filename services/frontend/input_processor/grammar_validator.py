@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.input_processor import grammar_probe
-from shared import structured_output
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.process.child import Child, ChildEnded
-from shared.structured_output.checks import FIELD
-from shared.structured_output.literals import Specials
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.input_processor import grammar_probe
+from quire.shared import structured_output
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.process.child import Child, ChildEnded
+from quire.shared.structured_output.checks import FIELD
+from quire.shared.structured_output.literals import Specials
 
 QUICK_S = 0.5  # of a child's processor time: the largest constraints that people write take 0.3
 PATIENCE_S = 3.0  # of those that take longer, one at a time

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from llguidance import LLMatcher
 
-from shared.structured_output.checks import DEAD_END
+from quire.shared.structured_output.checks import DEAD_END
 
 NUM_CHOICES = 48  # of one walk; what leaves no choice is taken in one go
 STEP_ITEMS = 2_000  # of llguidance, a step: a walk that needs more is left, and says nothing

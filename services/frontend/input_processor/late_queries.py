@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from services.frontend.request.request import LatePrompt, Prompt
-from services.frontend.scheduler_client.sequence import LateQuery
+from quire.services.frontend.request.request import LatePrompt, Prompt
+from quire.services.frontend.scheduler_client.sequence import LateQuery
 
 
 class LateQueries:

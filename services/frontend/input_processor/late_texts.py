@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.tokenizer.encoder import Tokenized
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.models.late_interaction import LateInteraction
+from quire.services.frontend.tokenizer.encoder import Tokenized
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.late_interaction import LateInteraction
 
 QUERY, DOCUMENT = "query", "document"  # names of prompts
 MASK = ("[MASK]", "<mask>")

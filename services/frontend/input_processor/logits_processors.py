@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.frontend.request.request import Sampling
-from shared import inner_json
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import Sampling
+from quire.shared import inner_json
+from quire.shared.errors import InvalidArgument
 
 FIELD = "logits_processors"
 MAX_CHARACTERS = 65536  # of names and arguments together

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.input_processor.other_samplers import INSTEAD, NOTHING
-from shared.errors import Unimplemented
+from quire.services.frontend.input_processor.other_samplers import INSTEAD, NOTHING
+from quire.shared.errors import Unimplemented
 
 HARMLESS: Mapping[str, Sequence[Any]] = {
     # what OpenAI has replaced with tools: their answers have another shape

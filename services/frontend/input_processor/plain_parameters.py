@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.input_processor.rule import Rule
-from services.frontend.request.request import Sampling
+from quire.services.frontend.input_processor.rule import Rule
+from quire.services.frontend.request.request import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.request.request import Pooling
-from services.frontend.tokenizer.encoder import Tokenized
-from shared.columns import u32_bytes
-from shared.errors import InvalidArgument
-from shared.models.adapter_contents import AdapterId
-from shared.pb.common.v1 import pooling_pb2
-from shared.pb.common.v1.pooling_pb2 import PoolingParams
-from shared.pb.worker.v1.worker_pb2 import SequenceParams
+from quire.services.frontend.request.request import Pooling
+from quire.services.frontend.tokenizer.encoder import Tokenized
+from quire.shared.columns import u32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
+from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
 
 ALL, STEP = "all", "step"
 POOLERS = {

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.frontend.bounds import prompts
-from services.frontend.bounds.room import Room
-from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
-from services.frontend.input_processor.bad_words import bad_word_columns
-from services.frontend.input_processor.grammar_validator import GrammarValidator
-from services.frontend.input_processor.late_queries import LateQueries
-from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
-from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
-from services.frontend.input_processor.scoring import Scoring
-from services.frontend.input_processor.sentence_texts import NO_READER, ReadingModel
-from services.frontend.request.request import (
+from quire.services.frontend.bounds import prompts
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
+from quire.services.frontend.input_processor.bad_words import bad_word_columns
+from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.late_queries import LateQueries
+from quire.services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
+from quire.services.frontend.input_processor.sampling_message import grammar_bytes, to_message
+from quire.services.frontend.input_processor.scoring import Scoring
+from quire.services.frontend.input_processor.sentence_texts import NO_READER, ReadingModel
+from quire.services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,
     PairPrompt,
@@ -30,20 +30,20 @@ from services.frontend.request.request import (
     TextPrompt,
     TokenPrompt,
 )
-from services.frontend.scheduler_client.client import ClusterLimits
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from services.frontend.scheduler_client.sequence import LateQuery, Work
-from services.frontend.scheduler_client.submission import KV_PRIORITIES
-from services.frontend.tokenizer.encoder import Tokenized
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.columns import i32, i32_bytes, u32_bytes
-from shared.errors import InvalidArgument, NotFound, Unimplemented
-from shared.kv import block_hash
-from shared.models import adapter_contents
-from shared.models.adapter_contents import AdapterId
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1.worker_pb2 import SequenceParams
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.services.frontend.scheduler_client.sequence import LateQuery, Work
+from quire.services.frontend.scheduler_client.submission import KV_PRIORITIES
+from quire.services.frontend.tokenizer.encoder import Tokenized
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.columns import i32, i32_bytes, u32_bytes
+from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
+from quire.shared.kv import block_hash
+from quire.shared.models import adapter_contents
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
+from quire.shared.settings.request_limits import RequestLimits
 
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
 MAX_SALT_CHARACTERS = 1024

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.frontend.request.request import Request, Sampling
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import Request, Sampling
+from quire.shared.errors import InvalidArgument
 
 AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
 SIDES = ("left", "right")

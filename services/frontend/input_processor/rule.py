@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.request.request import Sampling
+from quire.services.frontend.request.request import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from services.frontend.input_processor import beam_rules, plain_parameters
-from services.frontend.input_processor.rule import Rule
-from services.frontend.request.request import RepetitionDetection, Sampling
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument
-from shared.greedy import is_greedy
+from quire.services.frontend.input_processor import beam_rules, plain_parameters
+from quire.services.frontend.input_processor.rule import Rule
+from quire.services.frontend.request.request import RepetitionDetection, Sampling
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument
+from quire.shared.greedy import is_greedy
 
 LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
 MAX_SAMPLES = 16384

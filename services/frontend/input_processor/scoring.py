@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.frontend.input_processor.pooling import ALL
-from services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
-from shared.columns import F32, f32
-from shared.errors import Internal, InvalidArgument
+from quire.services.frontend.input_processor.pooling import ALL
+from quire.services.frontend.request.request import LatePrompt, PairPrompt, Pooling, Prompt, TextPrompt
+from quire.shared.columns import F32, f32
+from quire.shared.errors import Internal, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)

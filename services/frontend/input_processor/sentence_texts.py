@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.models import encoder_names
-from shared.models.sentence_transformers import SentenceModel, read_sentence_model, scores_as_they_are
+from quire.services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import encoder_names
+from quire.shared.models.sentence_transformers import SentenceModel, read_sentence_model, scores_as_they_are
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from services.frontend.bounds import json_body, json_scan
-from services.frontend.bounds.room import Room
-from services.frontend.http.headers import CallHeaders
-from services.frontend.http.unknown_fields import STRICT
-from services.frontend.kserve_edge import tensors
-from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.body.bodies import CompletionBody
-from services.frontend.openai_edge.body.requests import completion_request
-from services.frontend.request.request import Request
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument, NotFound
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import json_body, json_scan
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.unknown_fields import STRICT
+from quire.services.frontend.kserve_edge import tensors
+from quire.services.frontend.openai_edge import errors
+from quire.services.frontend.openai_edge.body.bodies import CompletionBody
+from quire.services.frontend.openai_edge.body.requests import completion_request
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument, NotFound
+from quire.shared.settings.request_limits import RequestLimits
 
 MOST_SAMPLING_BYTES = 1 << 18  # read by the event loop itself: 30 ms of token ids
 ADAPTER = "lora_name"

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Request
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 HEADER = "inference-header-content-length"
 SIZE = "binary_data_size"  # among the parameters of a tensor

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http.ranges import given, needs
-from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import Infer
-from services.frontend.kserve_edge.binary import Behind
-from shared.errors import InvalidArgument
+from quire.services.frontend.http.ranges import given, needs
+from quire.services.frontend.kserve_edge import binary, tensors
+from quire.services.frontend.kserve_edge.asked import Infer
+from quire.services.frontend.kserve_edge.binary import Behind
+from quire.shared.errors import InvalidArgument
 
 # Of an output's parameters: what would make another answer of it, or put it elsewhere.
 NOT_OFFERED = ("classification", "shared_memory_region")

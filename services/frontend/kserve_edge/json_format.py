@@ -7,18 +7,18 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.generation.generator import Generator
-from services.frontend.http.answer import Answer
-from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import AskedInference
-from services.frontend.kserve_edge.format import Answers
-from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.answers.chunks import event
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.request.request import Request
-from shared.errors import QuireError
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.kserve_edge import binary, tensors
+from quire.services.frontend.kserve_edge.asked import AskedInference
+from quire.services.frontend.kserve_edge.format import Answers
+from quire.services.frontend.ollama_edge import errors  # whose errors look the same
+from quire.services.frontend.openai_edge.answers.chunks import event
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.request.request import Request
+from quire.shared.errors import QuireError
 
 Json = dict[str, Any]
 

@@ -9,27 +9,27 @@ from fastapi import Request
 from google.protobuf import json_format
 from starlette.responses import Response
 
-from services.frontend.bounds.room import Room
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds, behind_json
-from services.frontend.http.router import Router
-from services.frontend.http.worded_route import worded_route
-from services.frontend.kserve_edge import binary, tensors
-from services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
-from services.frontend.kserve_edge.binary import Behind
-from services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
-from services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
-from services.frontend.kserve_edge.service import EXTENSIONS
-from services.frontend.ollama_edge import errors  # whose errors look the same
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.request.request import Request as Asking
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, NotFound, Unavailable
-from shared.settings.request_limits import RequestLimits
-from shared.version import VERSION
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds, behind_json
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.worded_route import worded_route
+from quire.services.frontend.kserve_edge import binary, tensors
+from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
+from quire.services.frontend.kserve_edge.binary import Behind
+from quire.services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
+from quire.services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
+from quire.services.frontend.kserve_edge.service import EXTENSIONS
+from quire.services.frontend.ollama_edge import errors  # whose errors look the same
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.request.request import Request as Asking
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, NotFound, Unavailable
+from quire.shared.settings.request_limits import RequestLimits
+from quire.shared.version import VERSION
 
 ROOT, PREFIX = "/v2", "/v2/models/"
 NOT_OFFERED = ("config", "stats", "trace/setting", "load", "unload")  # behind a model's name: extensions of Triton

@@ -6,24 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from services.frontend.bounds.room import Room
-from services.frontend.calls.calls import Calls
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.grpc_edge.errors import Context, abort, answering
-from services.frontend.http.headers import TENANT, CallHeaders
-from services.frontend.kserve_edge import tensors
-from services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
-from services.frontend.kserve_edge.format import Answers
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.request.request import Request
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, NotFound, QuireError
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.dialects import open_inference_pb2 as pb
-from shared.pb.dialects import open_inference_pb2_grpc
-from shared.settings.request_limits import RequestLimits
-from shared.version import VERSION
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.grpc_edge.errors import Context, abort, answering
+from quire.services.frontend.http.headers import TENANT, CallHeaders
+from quire.services.frontend.kserve_edge import tensors
+from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
+from quire.services.frontend.kserve_edge.format import Answers
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, NotFound, QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.dialects import open_inference_pb2 as pb
+from quire.shared.pb.dialects import open_inference_pb2_grpc
+from quire.shared.settings.request_limits import RequestLimits
+from quire.shared.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 MOST_AT_ONCE = 128  # requests of one stream; the next is read when one of them has ended

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from shared.errors import InvalidArgument
-from shared.pb.dialects import open_inference_pb2 as pb
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.dialects import open_inference_pb2 as pb
 
 BYTES, BOOL, FP32, UINT32 = "BYTES", "BOOL", "FP32", "UINT32"
 ANY = -1

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from services.frontend.offline.batch import DAY_S, Batch
-from services.frontend.offline.files import write_json
-from services.frontend.offline.scratches import Scratches
-from shared import batch_lines
-from shared.errors import NotFound, ResourceExhausted
+from quire.services.frontend.offline.batch import DAY_S, Batch
+from quire.services.frontend.offline.files import write_json
+from quire.services.frontend.offline.scratches import Scratches
+from quire.shared import batch_lines
+from quire.shared.errors import NotFound, ResourceExhausted
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 MAX_UNFINISHED = 64  # of a tenant

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.frontend.offline.scratches import Scratches
-from shared.errors import InvalidArgument, NotFound, ResourceExhausted
+from quire.services.frontend.offline.scratches import Scratches
+from quire.shared.errors import InvalidArgument, NotFound, ResourceExhausted
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 MAX_FILES = 100_000

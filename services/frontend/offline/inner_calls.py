@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.access.access import Caller
-from services.frontend.http.headers import CALL, REQUEST_ID_BYTES, TENANT
+from quire.services.frontend.access.access import Caller
+from quire.services.frontend.http.headers import CALL, REQUEST_ID_BYTES, TENANT
 
 CALLER = "quire.batch_caller"  # the key of a scope under which its Caller is
 

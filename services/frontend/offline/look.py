@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from shared import batch_lines
-from shared.process.priority import step_back
+from quire.shared import batch_lines
+from quire.shared.process.priority import step_back
 
 
 def main(path: str, endpoint: str) -> None:

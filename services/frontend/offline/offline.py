@@ -8,17 +8,17 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from services.frontend.access.access import Access
-from services.frontend.http.body import BodyBounds
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore
-from services.frontend.offline.inner_calls import InnerCalls
-from services.frontend.offline.routes import OfflineRoutes
-from services.frontend.offline.runner import BatchRunner, Means
-from services.frontend.offline.work import OfflineWork
-from shared.metrics.batches import BatchMetrics
-from shared.process.supervision import restarted
-from shared.settings.frontend import FrontendSettings
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.inner_calls import InnerCalls
+from quire.services.frontend.offline.routes import OfflineRoutes
+from quire.services.frontend.offline.runner import BatchRunner, Means
+from quire.services.frontend.offline.work import OfflineWork
+from quire.shared.metrics.batches import BatchMetrics
+from quire.shared.process.supervision import restarted
+from quire.shared.settings.frontend import FrontendSettings
 
 
 class Offline:

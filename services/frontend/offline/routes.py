@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http import headers
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.headers import CALL
-from services.frontend.http.router import Router
-from services.frontend.offline import upload
-from services.frontend.offline.content import FileContent
-from services.frontend.offline.files import PURPOSES
-from services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, ListPage, OfflineWork, write_down
-from shared import batch_lines
-from shared.errors import Unimplemented
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.headers import CALL
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.offline import upload
+from quire.services.frontend.offline.content import FileContent
+from quire.services.frontend.offline.files import PURPOSES
+from quire.services.frontend.offline.work import MOST_LISTED, WINDOW, Listed, ListPage, OfflineWork, write_down
+from quire.shared import batch_lines
+from quire.shared.errors import Unimplemented
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 FORM = {

@@ -13,18 +13,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.frontend.access.access import Access
-from services.frontend.offline import look
-from services.frontend.offline.batch import Batch
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore
-from services.frontend.offline.inner_calls import InnerCalls, InnerReply
-from shared import batch_lines
-from shared.batch_lines import BatchLine
-from shared.errors import NotFound, PermissionDenied
-from shared.logs import logger
-from shared.metrics.batches import BatchMetrics
-from shared.process.supervision import Tasks
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.offline import look
+from quire.services.frontend.offline.batch import Batch
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.inner_calls import InnerCalls, InnerReply
+from quire.shared import batch_lines
+from quire.shared.batch_lines import BatchLine
+from quire.shared.errors import NotFound, PermissionDenied
+from quire.shared.logs import logger
+from quire.shared.metrics.batches import BatchMetrics
+from quire.shared.process.supervision import Tasks
 
 log = logger("batches")
 

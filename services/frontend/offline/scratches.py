@@ -10,7 +10,7 @@ import uuid
 import weakref
 from pathlib import Path
 
-from shared.logs import logger
+from quire.shared.logs import logger
 
 log = logger("batches")
 

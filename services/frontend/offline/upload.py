@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from email.parser import BytesHeaderParser, HeaderParser
 from pathlib import Path
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 MAX_PARTS = 16
 MAX_HEADER_BYTES = 4096

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
-from services.frontend.offline.batch import Batch
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore, StoredFile
-from shared import batch_lines
-from shared.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from shared.logs import logger
+from quire.services.frontend.offline.batch import Batch
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore, StoredFile
+from quire.shared import batch_lines
+from quire.shared.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from quire.shared.logs import logger
 
 log = logger("batches")
 

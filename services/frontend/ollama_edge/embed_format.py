@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.answers.pooling_formats import VectorFormat
-from shared.errors import QuireError
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.ollama_edge import errors
+from quire.services.frontend.openai_edge.answers.pooling_formats import VectorFormat
+from quire.shared.errors import QuireError
 
 
 class EmbedFormat(VectorFormat):

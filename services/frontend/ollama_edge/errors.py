@@ -7,7 +7,7 @@ import math
 import orjson
 from starlette.responses import Response
 
-from shared.errors import QuireError, transport
+from quire.shared.errors import QuireError, transport
 
 
 def as_object(error: QuireError) -> dict[str, str]:

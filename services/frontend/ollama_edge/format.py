@@ -10,15 +10,15 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Finish, SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.ollama_edge import errors
-from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.request.conversation import call_arguments
-from shared.errors import QuireError
-from shared.pb.common.v1 import finish_pb2
+from quire.services.frontend.generation.delta import Finish, SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.ollama_edge import errors
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.request.conversation import call_arguments
+from quire.shared.errors import QuireError
+from quire.shared.pb.common.v1 import finish_pb2
 
 Json = dict[str, Any]
 

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import sampling_rules
-from services.frontend.ollama_edge.bodies import (
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.ollama_edge.bodies import (
     ROLES,
     AnswerBody,
     OllamaBody,
@@ -17,13 +17,13 @@ from services.frontend.ollama_edge.bodies import (
     OllamaGenerateBody,
     Options,
 )
-from services.frontend.openai_edge.body import tools
-from services.frontend.request import conversation, reasoning
-from services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
-from services.frontend.request.tool_offer import ToolOffer
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument, Unimplemented
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.openai_edge.body import tools
+from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
+from quire.services.frontend.request.tool_offer import ToolOffer
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.pb.common.v1 import sampling_pb2
 
 UNBOUNDED = (-1, -2)  # num_predict
 

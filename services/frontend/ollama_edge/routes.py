@@ -10,23 +10,29 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from services.frontend.catalogue import Catalogue, CatalogueEntry
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.http.worded_route import worded_route
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.ollama_edge import errors
-from services.frontend.ollama_edge.bodies import EmbedBody, EmbeddingsBody, OllamaChatBody, OllamaGenerateBody, ShowBody
-from services.frontend.ollama_edge.embed_format import EmbedFormat
-from services.frontend.ollama_edge.format import LINES, LineFormat, OllamaChatFormat, OllamaGenerateFormat
-from services.frontend.ollama_edge.requests import chat_request, check_options, embed_request, generate_request
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.request.request import Request as Asked
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.version import VERSION
+from quire.services.frontend.catalogue import Catalogue, CatalogueEntry
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.worded_route import worded_route
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.ollama_edge import errors
+from quire.services.frontend.ollama_edge.bodies import (
+    EmbedBody,
+    EmbeddingsBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
+from quire.services.frontend.ollama_edge.embed_format import EmbedFormat
+from quire.services.frontend.ollama_edge.format import LINES, LineFormat, OllamaChatFormat, OllamaGenerateFormat
+from quire.services.frontend.ollama_edge.requests import chat_request, check_options, embed_request, generate_request
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.request.request import Request as Asked
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.version import VERSION
 
 PREFIX = "/api/"
 

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.frontend.http.as_sent import as_sent
-from services.frontend.http.headers import CALL
-from shared.errors import InvalidArgument, QuireError, Unimplemented, transport
+from quire.services.frontend.http.as_sent import as_sent
+from quire.services.frontend.http.headers import CALL
+from quire.shared.errors import InvalidArgument, QuireError, Unimplemented, transport
 
 LONGEST_SHOWN = 64  # characters of a wrong value
 NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere

@@ -11,20 +11,20 @@ from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from services.frontend.calls.calls import Call
-from services.frontend.http import headers
-from services.frontend.http.answer import Format
-from services.frontend.http.headers import TIMEOUT, CallHeaders
-from services.frontend.http.kept_answer import KeptAnswer, KeptEvents
-from services.frontend.http.router import Router
-from services.frontend.openai_edge.answers.chunks import ErrorEvents
-from services.frontend.request.request import Request as GeneratorRequest
-from services.frontend.streams.made import Remade
-from services.frontend.streams.store import DELETED_S
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.streams import Streams
-from shared.errors import InvalidArgument, NotFound
-from shared.pb.frontend.v1 import stream_pb2
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Format
+from quire.services.frontend.http.headers import TIMEOUT, CallHeaders
+from quire.services.frontend.http.kept_answer import KeptAnswer, KeptEvents
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.openai_edge.answers.chunks import ErrorEvents
+from quire.services.frontend.request.request import Request as GeneratorRequest
+from quire.services.frontend.streams.made import Remade
+from quire.services.frontend.streams.store import DELETED_S
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.streams import Streams
+from quire.shared.errors import InvalidArgument, NotFound
+from quire.shared.pb.frontend.v1 import stream_pb2
 
 STREAMS = "/v1/streams/{request_id}"
 NOTHING_MORE: dict[int | str, dict[str, Any]] = {

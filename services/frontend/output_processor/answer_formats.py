@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from services.frontend.input_processor.processor import PreparedPrompt
-from services.frontend.output_processor import constraint
-from services.frontend.output_processor.answer_parser import AnswerParser
-from services.frontend.output_processor.constraint import AnswerStart
-from services.frontend.output_processor.parsing import detection, registry, wording
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.tagged_calls import no_padding
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import EventWriter
-from services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
-from services.frontend.request.tool_offer import AUTO
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.structured_output.checks import FIELD
+from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.output_processor import constraint
+from quire.services.frontend.output_processor.answer_parser import AnswerParser
+from quire.services.frontend.output_processor.constraint import AnswerStart
+from quire.services.frontend.output_processor.parsing import detection, registry, wording
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse
+from quire.services.frontend.request.tool_offer import AUTO
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.structured_output.checks import FIELD
 
 log = logger("answer_formats")
 

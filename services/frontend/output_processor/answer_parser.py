@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.content_filter import ContentFilter
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.scanner import Markers
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.content_filter import ContentFilter
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.scanner import Markers
 
 
 class CallPiece(NamedTuple):

@@ -6,9 +6,9 @@ import json
 from enum import Enum
 from typing import Any
 
-from services.frontend.output_processor.parsing.formats import ReasoningFormat
-from services.frontend.output_processor.parsing.wording import Json, const, one_of, optional, schema, sequence
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat
+from quire.services.frontend.output_processor.parsing.wording import Json, const, one_of, optional, schema, sequence
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 
 SPACE = optional({"type": "regex", "pattern": r"[ \n]{1,4}"})
 ANY_TEXT: Json = {"type": "any_text"}

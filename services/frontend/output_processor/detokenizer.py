@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from services.frontend.tokenizer.pieces import TokenPieces
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.tokenizer.pieces import TokenPieces
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 PROMPT_END = 24  # tokens of a prompt in which whole characters are found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.output_processor.pace import ReaderPace
-from shared.errors import QuireError
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.shared.errors import QuireError
 
 
 class Letter(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.sample_text import SampleText
-from services.frontend.scheduler_client.sequence import End
-from shared.metrics.frontend import TokenTraffic
-from shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
+from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.mailbox import Mailbox
+from quire.services.frontend.output_processor.sample_text import SampleText
+from quire.services.frontend.scheduler_client.sequence import End
+from quire.shared.metrics.frontend import TokenTraffic
+from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
 
 AT_END = sys.maxsize  # no news before the sample's end
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
-from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, primed
-from services.frontend.output_processor.parsing.events import Content
-from services.frontend.output_processor.stop_strings import StopStrings
-from services.frontend.request.request import Sampling
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
+from quire.services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer, primed
+from quire.services.frontend.output_processor.parsing.events import Content
+from quire.services.frontend.output_processor.stop_strings import StopStrings
+from quire.services.frontend.request.request import Sampling
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 
 class TextPiece(NamedTuple):

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shared import inner_json
-from shared.errors import InvalidArgument, Unimplemented
+from quire.shared import inner_json
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.errors import NotFound
+from quire.shared.errors import NotFound
 
 MOST_LISTED = 16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 OFF = "none"
 EFFORTS = (OFF, "minimal", "low", "medium", "high", "xhigh", "max")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 @dataclass(frozen=True, slots=True)

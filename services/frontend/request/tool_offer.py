@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.request.request import Tool, ToolUse
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import Tool, ToolUse
+from quire.shared.errors import InvalidArgument
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 

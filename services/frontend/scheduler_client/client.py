@@ -9,23 +9,23 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from services.frontend.scheduler_client.connection import Connection
-from services.frontend.scheduler_client.patience import Patience
-from services.frontend.scheduler_client.placement import NOTHING_HELD, Held, choose, usable
-from services.frontend.scheduler_client.roster import Roster
-from services.frontend.scheduler_client.sequence import Sequence
-from services.frontend.scheduler_client.session import Session
-from services.frontend.scheduler_client.token_batch import failed
-from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
-from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
-from shared.logs import logger
-from shared.metrics.frontend import FrontendMetrics
-from shared.models import adapter_contents
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.rpc.trust import Dialler
-from shared.structured_output.backends import LLGUIDANCE
+from quire.services.frontend.scheduler_client.connection import Connection
+from quire.services.frontend.scheduler_client.patience import Patience
+from quire.services.frontend.scheduler_client.placement import NOTHING_HELD, Held, choose, usable
+from quire.services.frontend.scheduler_client.roster import Roster
+from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.services.frontend.scheduler_client.session import Session
+from quire.services.frontend.scheduler_client.token_batch import failed
+from quire.services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from quire.shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.models import adapter_contents
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.rpc.trust import Dialler
+from quire.shared.structured_output.backends import LLGUIDANCE
 
 log = logger("scheduler_client")
 

@@ -10,16 +10,16 @@ from typing import Any, Protocol, cast
 import grpc
 import grpc.aio
 
-from services.frontend.scheduler_client.session import Link, Session, SessionOwner
-from shared.errors import FailedPrecondition, QuireError, Unavailable
-from shared.logs import logger
-from shared.models import model_identity
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.process.supervision import is_asked_to_end
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts
-from shared.rpc.trust import Dialler
+from quire.services.frontend.scheduler_client.session import Link, Session, SessionOwner
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.models import model_identity
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import Dialler
 
 log = logger("scheduler_client")
 

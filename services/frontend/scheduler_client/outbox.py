@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MOST_BYTES = 1 << 20  # in a message of several; gRPC takes 4 MB
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from shared import rendezvous
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared import rendezvous
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 Held = Mapping[str, int]  # by scheduler: tokens at the head of a prompt that one of its workers seems to hold
 

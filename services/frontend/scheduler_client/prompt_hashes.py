@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.kv import block_hash
-from shared.pb.common.v1 import model_pb2
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1 import model_pb2
 
 
 def known_block_size(layout: model_pb2.BlockLayout) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.frontend.scheduler_client.connection import Connection
-from shared.errors import FailedPrecondition
-from shared.logs import logger
-from shared.prefix_index import SchedulerEntry
-from shared.process.supervision import Tasks, restarted
+from quire.services.frontend.scheduler_client.connection import Connection
+from quire.shared.errors import FailedPrecondition
+from quire.shared.logs import logger
+from quire.shared.prefix_index import SchedulerEntry
+from quire.shared.process.supervision import Tasks, restarted
 
 log = logger("scheduler_client")
 

@@ -6,15 +6,15 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from services.frontend.generation.delta import Finish, TokenLogprobs
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from shared.errors import QuireError
-from shared.kv.block_hash import TOKEN_BYTES
-from shared.models.adapter_contents import AdapterId
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.generation.delta import Finish, TokenLogprobs
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.shared.errors import QuireError
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.common.v1 import sampling_pb2
 
 if TYPE_CHECKING:
-    from services.frontend.scheduler_client.session import Session
+    from quire.services.frontend.scheduler_client.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import Protocol
 
-from services.frontend.scheduler_client import submission, token_batch
-from services.frontend.scheduler_client.outbox import Outbox
-from services.frontend.scheduler_client.sequence import Sequence
-from shared.columns import u32_bytes
-from shared.errors import Internal, QuireError, Unavailable
-from shared.kv.block_hash import TOKEN_BYTES
-from shared.pb.common.v1 import finish_pb2, model_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.process.lifecycle import first
-from shared.rpc.duplex import Duplex
+from quire.services.frontend.scheduler_client import submission, token_batch
+from quire.services.frontend.scheduler_client.outbox import Outbox
+from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.shared.columns import u32_bytes
+from quire.shared.errors import Internal, QuireError, Unavailable
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.process.lifecycle import first
+from quire.shared.rpc.duplex import Duplex
 
 RENEW_AFTER_ID = 2**31  # ids are 32 bits and never used twice: a session this old is closed, the next counts from 1
 

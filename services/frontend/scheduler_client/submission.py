@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
-from services.frontend.scheduler_client.sequence import Sequence, Work
-from shared import prompt_logprobs
-from shared.columns import u32_bytes
-from shared.pb.common.v1 import model_pb2, sampling_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
+from quire.services.frontend.scheduler_client.sequence import Sequence, Work
+from quire.shared import prompt_logprobs
+from quire.shared.columns import u32_bytes
+from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 KV_PRIORITIES = {"low": pb.KV_PRIORITY_LOW, "normal": pb.KV_PRIORITY_UNSPECIFIED, "high": pb.KV_PRIORITY_HIGH}
 

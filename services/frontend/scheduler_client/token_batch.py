@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.frontend.generation.delta import Finish, TokenLogprobs
-from services.frontend.scheduler_client.sequence import End, Sequence
-from shared.columns import NUMBER_BYTES, f32, i32, u32
-from shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
-from shared.logs import logger
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.frontend.generation.delta import Finish, TokenLogprobs
+from quire.services.frontend.scheduler_client.sequence import End, Sequence
+from quire.shared.columns import NUMBER_BYTES, f32, i32, u32
+from quire.shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 log = logger("scheduler_client")
 

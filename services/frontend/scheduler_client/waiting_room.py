@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from services.frontend.scheduler_client.sequence import Sequence
+from quire.services.frontend.scheduler_client.sequence import Sequence
 
 LATE_S = 1.0  # a timer that goes off so late tells of a standstill of this process
 SECOND_WAIT_S = 5.0  # for sessions to come back after one: they ended meanwhile

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http import ranges
-from services.frontend.http.plain_fields import PlainFields
-from services.frontend.http.ranges import exactly_one
+from quire.services.frontend.http import ranges
+from quire.services.frontend.http.plain_fields import PlainFields
+from quire.services.frontend.http.ranges import exactly_one
 
 ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
 

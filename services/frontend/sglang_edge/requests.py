@@ -7,15 +7,15 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from services.frontend.http import plain_fields
-from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import sampling_rules
-from services.frontend.openai_edge.body.logit_bias import logit_bias
-from services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
-from services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
+from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
 
 MAX_NEW_TOKENS = 128  # SGLang's default
 FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}

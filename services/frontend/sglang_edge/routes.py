@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.sglang_edge.bodies import SglangGenerateBody
-from services.frontend.sglang_edge.format import SglangGenerateFormat
-from services.frontend.sglang_edge.requests import generate_request, is_several
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.sglang_edge.bodies import SglangGenerateBody
+from quire.services.frontend.sglang_edge.format import SglangGenerateFormat
+from quire.services.frontend.sglang_edge.requests import generate_request, is_several
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 
 class SglangRoutes:

@@ -6,12 +6,12 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 
-from services.frontend.streams.store import FoundStream, StoreAway, StreamStore, parsed
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import away, not_found
-from shared.errors import QuireError
-from shared.logs import logger
-from shared.process.supervision import Tasks, pause
+from quire.services.frontend.streams.store import FoundStream, StoreAway, StreamStore, parsed
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.terms import away, not_found
+from quire.shared.errors import QuireError
+from quire.shared.logs import logger
+from quire.shared.process.supervision import Tasks, pause
 
 log = logger("streams")
 

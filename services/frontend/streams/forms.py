@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.protobuf.json_format import MessageToJson
 
-from services.frontend.streams.stream import Stream, StreamPiece
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.streams.stream import Stream, StreamPiece
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 GENERATE, CHAT = "generate", "chat"  # kinds of streams that were begun over gRPC; others are paths of HTTP
 TYPE, DATA = "event: ", "data: "  # lines of an event

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.request.request import Request
-from services.frontend.streams.maker import Maker, MessageWriter
-from services.frontend.streams.stream import Stream
-from shared.errors import QuireError, Unavailable
-from shared.logs import logger
-from shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams.maker import Maker, MessageWriter
+from quire.services.frontend.streams.stream import Stream
+from quire.shared.errors import QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 log = logger("streams")
 

@@ -8,20 +8,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from services.frontend.calls.calls import Call
-from services.frontend.generation.delta import Finish, SampleDelta
-from services.frontend.generation.generation import Aborted, Generation
-from services.frontend.generation.generator import Generator, Resume
-from services.frontend.request.request import Request
-from services.frontend.streams.store import Exists, Standing, StoreAway, StoreFull, StreamStore
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import StreamTerms, exists
-from services.frontend.streams.told import as_told, delta_of, told
-from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
-from shared.logs import logger
-from shared.metrics.streams import StreamMetrics
-from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED
-from shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.generation.delta import Finish, SampleDelta
+from quire.services.frontend.generation.generation import Aborted, Generation
+from quire.services.frontend.generation.generator import Generator, Resume
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams.store import Exists, Standing, StoreAway, StoreFull, StreamStore
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.terms import StreamTerms, exists
+from quire.services.frontend.streams.told import as_told, delta_of, told
+from quire.shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
+from quire.shared.logs import logger
+from quire.shared.metrics.streams import StreamMetrics
+from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 log = logger("streams")
 

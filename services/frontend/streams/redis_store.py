@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from services.frontend.streams.redis_use import RedisUse, tenant_name
-from services.frontend.streams.store import (
+from quire.services.frontend.streams.redis_use import RedisUse, tenant_name
+from quire.services.frontend.streams.store import (
     DELETED_S,
     Bounds,
     Exists,
@@ -23,8 +23,8 @@ from services.frontend.streams.store import (
     StreamUse,
     TotalUse,
 )
-from shared.prefix_index import redis_error
-from shared.process.supervision import is_asked_to_end
+from quire.shared.prefix_index import redis_error
+from quire.shared.process.supervision import is_asked_to_end
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
 READ_MS = 3000  # for so long a look at a stream counts as a reader

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.frontend.streams.store import DELETED_S, Bounds, StoreFull, StreamKey, StreamUse, TotalUse
+from quire.services.frontend.streams.store import DELETED_S, Bounds, StoreFull, StreamKey, StreamUse, TotalUse
 
 AT_ONCE = 500  # streams that one script is told of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 DELETED_S = 86_400  # the longest retention: no copy of a stream is believed for longer
 

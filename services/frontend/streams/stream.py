@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from services.frontend.streams.store import StreamKey
-from shared.errors import QuireError, from_proto
-from shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.services.frontend.streams.store import StreamKey
+from quire.shared.errors import QuireError, from_proto
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 PIECES_AT_ONCE = 64  # that one reader gets before others have their turn
 

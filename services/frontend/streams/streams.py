@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from services.frontend.access.access import Caller
-from services.frontend.calls.calls import Call, Calls
-from services.frontend.generation.generator import Generator
-from services.frontend.request.request import Request
-from services.frontend.streams.following import Following
-from services.frontend.streams.made import Made, NoWords, Remake, remade
-from services.frontend.streams.maker import Deposed, Maker, MessageWriter
-from services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse
-from services.frontend.streams.stream import Stream
-from services.frontend.streams.terms import StreamTerms, away, check, exists, not_found, refusal_reason
-from shared.errors import (
+from quire.services.frontend.access.access import Caller
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams.following import Following
+from quire.services.frontend.streams.made import Made, NoWords, Remake, remade
+from quire.services.frontend.streams.maker import Deposed, Maker, MessageWriter
+from quire.services.frontend.streams.store import StoreAway, StreamKey, StreamStore, StreamUse
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.terms import StreamTerms, away, check, exists, not_found, refusal_reason
+from quire.shared.errors import (
     FailedPrecondition,
     Internal,
     QuireError,
@@ -29,10 +29,10 @@ from shared.errors import (
     Unavailable,
     transport,
 )
-from shared.logs import logger
-from shared.metrics.streams import StreamMetrics
-from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.process.supervision import Tasks, pause, restarted
+from quire.shared.logs import logger
+from quire.shared.metrics.streams import StreamMetrics
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.shared.process.supervision import Tasks, pause, restarted
 
 log = logger("streams")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.frontend.request.request import Request
-from services.frontend.streams.store import Bounds, StreamKey
-from services.frontend.streams.stream import Stream
-from shared.errors import (
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.streams.store import Bounds, StreamKey
+from quire.services.frontend.streams.stream import Stream
+from quire.shared.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -17,7 +17,7 @@ from shared.errors import (
     Unavailable,
     Unimplemented,
 )
-from shared.settings.stream_limits import StreamLimits
+from quire.shared.settings.stream_limits import StreamLimits
 
 RETRY_MS = 1000
 WHOSE = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from shared.columns import i32, i32_bytes
-from shared.errors import Internal
-from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2
+from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.shared.columns import i32, i32_bytes
+from quire.shared.errors import Internal
+from quire.shared.pb.frontend.v1 import stream_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2
 
 
 def told(delta: SampleDelta) -> pb.Told:

@@ -13,9 +13,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.frontend.tokenizer.control_tokens import show_private
-from services.frontend.tokenizer.message_shapes.contents import last_text
-from shared.errors import InvalidArgument
+from quire.services.frontend.tokenizer.control_tokens import show_private
+from quire.services.frontend.tokenizer.message_shapes.contents import last_text
+from quire.shared.errors import InvalidArgument
 
 Message = Mapping[str, Any]
 COMPILE_ERRORS = (TemplateError, RecursionError, ValueError, SyntaxError)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.spellings import Spellings
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.spellings import Spellings
+from quire.shared.errors import InvalidArgument
 
 FIRST, LAST = 0xF0000, 0x10FFFD
 PRIVATE = f"[{chr(FIRST)}-{chr(LAST)}]"  # planes of private use

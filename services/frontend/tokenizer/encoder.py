@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
 
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.tokenizer.control_tokens import TextSection
-from services.frontend.tokenizer.cuts import Cuts
-from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
-from shared.errors import InvalidArgument
-from shared.process.priority import step_back
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.cuts import Cuts
+from quire.services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.process.priority import step_back
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
 # (tests/services/frontend/load/throughput.py prints it).

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from services.frontend.tokenizer.folder import read_optional
-from shared.models.model_identity import read_config
+from quire.services.frontend.tokenizer.folder import read_optional
+from quire.shared.models.model_identity import read_config
 
 
 @dataclass(frozen=True)

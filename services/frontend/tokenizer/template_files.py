@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.folder import read_optional, special_tokens
-from shared.errors import InvalidArgument
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.folder import read_optional, special_tokens
+from quire.shared.errors import InvalidArgument
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives
 CONFIG, FILE, ADDITIONAL = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.frontend.tokenizer import template_files
-from services.frontend.tokenizer.conversations.conversations import Conversations
-from services.frontend.tokenizer.conversations.rendering import Introduction
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.tokenizer import template_files
+from quire.services.frontend.tokenizer.conversations.conversations import Conversations
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 
 def of_folder(folder: Path, override: str = "") -> Mapping[str, MessageShape]:

@@ -11,20 +11,20 @@ from typing import Literal
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer import template_files
-from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
-from services.frontend.tokenizer.conversations.conversations import Conversations
-from services.frontend.tokenizer.conversations.rendering import Introduction
-from services.frontend.tokenizer.encoder import Encoder, Tokenized
-from services.frontend.tokenizer.folder import read_optional, special_tokens
-from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
-from services.frontend.tokenizer.pieces import TokenPieces, fallback_byte, is_byte_level
-from shared.errors import InvalidArgument
-from shared.models.tokenizer_file import tokenizer_file
-from shared.structured_output.literals import Specials
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer import template_files
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
+from quire.services.frontend.tokenizer.conversations.conversations import Conversations
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction
+from quire.services.frontend.tokenizer.encoder import Encoder, Tokenized
+from quire.services.frontend.tokenizer.folder import read_optional, special_tokens
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
+from quire.services.frontend.tokenizer.pieces import TokenPieces, fallback_byte, is_byte_level
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.tokenizer_file import tokenizer_file
+from quire.shared.structured_output.literals import Specials
 
 # What model families put around their reasoning, as single tokens.
 THINKING_MARKS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from services.frontend.access.access import Caller
-from services.frontend.generation.generation import Generation
+from quire.services.frontend.access.access import Caller
+from quire.services.frontend.generation.generation import Generation
 
 
 class Aborts:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from services.frontend.grpc_edge.requests import Arrival
-from services.frontend.input_processor import sampling_rules
-from services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument, Unimplemented
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.dialects import vllm_engine_pb2 as pb
+from quire.services.frontend.grpc_edge.requests import Arrival
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 
 NOT_OFFERED = (
     "kv_transfer_params",

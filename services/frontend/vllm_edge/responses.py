@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge.answers.format import FINISH_REASONS
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.dialects import vllm_engine_pb2 as pb
+from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.openai_edge.answers.format import FINISH_REASONS
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 
 ABORTED = Finish(finish_pb2.FINISH_REASON_CANCELLED)
 

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from services.frontend.access.access import Caller
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Calls
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generation import Aborted, Generation
-from services.frontend.generation.generator import Generator
-from services.frontend.grpc_edge.errors import Context, answering
-from services.frontend.grpc_edge.requests import arrived
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from services.frontend.vllm_edge import requests, responses
-from services.frontend.vllm_edge.aborts import Aborts
-from shared.metrics.frontend import FrontendMetrics
-from shared.models import encoder_names
-from shared.pb.dialects import vllm_engine_pb2 as pb
-from shared.pb.dialects import vllm_engine_pb2_grpc
-from shared.version import VERSION
+from quire.services.frontend.access.access import Caller
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generation import Aborted, Generation
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.grpc_edge.requests import arrived
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.vllm_edge import requests, responses
+from quire.services.frontend.vllm_edge.aborts import Aborts
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.models import encoder_names
+from quire.shared.pb.dialects import vllm_engine_pb2 as pb
+from quire.shared.pb.dialects import vllm_engine_pb2_grpc
+from quire.shared.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "vllm-grpc"  # by which routers know the protocol

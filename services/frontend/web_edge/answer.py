@@ -6,9 +6,9 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 from starlette.types import Send
 
-from services.frontend.web_edge import codec
-from services.frontend.web_edge.endings import WebEnding
-from services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, CallKind, as_sent, frame
+from quire.services.frontend.web_edge import codec
+from quire.services.frontend.web_edge.endings import WebEnding
+from quire.services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, CallKind, as_sent, frame
 
 JSON = "application/json"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from services.frontend.bounds import json_scan, messages
-from services.frontend.bounds.heavy import HeavyWork, in_steps
-from services.frontend.grpc_edge.bounded_messages import BoundedMessages
-from shared.errors import InvalidArgument
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import json_scan, messages
+from quire.services.frontend.bounds.heavy import HeavyWork, in_steps
+from quire.services.frontend.grpc_edge.bounded_messages import BoundedMessages
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 
 # Read field by field in Python: conversations of so many values take 16 ms, texts of so many bytes 19. What is longer
 # travels as bytes.

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from services.frontend.web_edge.endings import DETAILS, WebEnding
-from shared.errors import InvalidArgument
+from quire.services.frontend.web_edge.endings import DETAILS, WebEnding
+from quire.shared.errors import InvalidArgument
 
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 MOST_DIGITS = 10

@@ -10,23 +10,23 @@ from google.protobuf.message_factory import GetMessageClass
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
-from services.frontend.bounds.content_coding import encodings_of
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.grpc_edge.errors import Refusals
-from services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
-from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import Headers, values_of
-from services.frontend.http.options import OPTIONS, no_content
-from services.frontend.http.page_rules import PageRules
-from services.frontend.web_edge.answer import WebAnswer
-from services.frontend.web_edge.codec import Codec
-from services.frontend.web_edge.context import Ended, WebContext
-from services.frontend.web_edge.endings import OK, ending_of
-from services.frontend.web_edge.framing import KINDS, CallKind, Protocol, only_message
-from shared.errors import InvalidArgument, QuireError, ResourceExhausted
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+from quire.services.frontend.access.access import API_KEY, AUTHORIZATION, Access
+from quire.services.frontend.bounds.content_coding import encodings_of
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.grpc_edge.errors import Refusals
+from quire.services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
+from quire.services.frontend.http.disconnect import while_connected
+from quire.services.frontend.http.headers import Headers, values_of
+from quire.services.frontend.http.options import OPTIONS, no_content
+from quire.services.frontend.http.page_rules import PageRules
+from quire.services.frontend.web_edge.answer import WebAnswer
+from quire.services.frontend.web_edge.codec import Codec
+from quire.services.frontend.web_edge.context import Ended, WebContext
+from quire.services.frontend.web_edge.endings import OK, ending_of
+from quire.services.frontend.web_edge.framing import KINDS, CallKind, Protocol, only_message
+from quire.shared.errors import InvalidArgument, QuireError, ResourceExhausted
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 PREFIX = f"/{SERVICE.full_name}/"

@@ -11,8 +11,8 @@ import orjson
 from google.rpc import status_pb2
 from grpc import StatusCode
 
-from services.frontend.grpc_edge.errors import status_of
-from shared.errors import QuireError, transport
+from quire.services.frontend.grpc_edge.errors import status_of
+from quire.shared.errors import QuireError, transport
 
 DETAILS = "grpc-status-details-bin"
 UNESCAPED = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # of a grpc-message, besides letters and digits

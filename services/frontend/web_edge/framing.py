@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 PREFIX_BYTES = 5  # flags, and the length as four bytes, most significant first
 COMPRESSED, CONNECT_END, GRPC_WEB_TRAILERS = 0x01, 0x02, 0x80

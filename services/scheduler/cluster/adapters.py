@@ -11,14 +11,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.scheduler.core.core import Core
-from services.scheduler.replicas.adapters import Outcome, ReplicaAdapters
-from shared.errors import FailedPrecondition, InvalidArgument, NotFound, QuireError, ResourceExhausted, Unavailable
-from shared.logs import logger
-from shared.models import adapter_contents
-from shared.models.adapter_contents import AdapterId
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.replicas.adapters import Outcome, ReplicaAdapters
+from quire.shared.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    QuireError,
+    ResourceExhausted,
+    Unavailable,
+)
+from quire.shared.logs import logger
+from quire.shared.models import adapter_contents
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2
 
 log = logger("adapters")
 

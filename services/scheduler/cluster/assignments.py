@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from services.scheduler.cluster.adapters import Adapters
-from services.scheduler.cluster.placement import Placement
-from services.scheduler.cluster.terms import ClusterTerms
-from services.scheduler.cluster.unassigned import UnassignedSequences
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Events, finish
-from services.scheduler.core.sequence import Loss, Sequence
-from services.scheduler.frontends.submissions import complete
-from services.scheduler.handover.handovers import Handovers
-from services.scheduler.handover.neighbourhood import Neighbourhood
-from services.scheduler.replicas.replica import Clock, Replica
-from services.scheduler.request_traces import RequestTraces
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.models.adapter_contents import AdapterId
-from shared.settings import SchedulerSettings
+from quire.services.scheduler.cluster.adapters import Adapters
+from quire.services.scheduler.cluster.placement import Placement
+from quire.services.scheduler.cluster.terms import ClusterTerms
+from quire.services.scheduler.cluster.unassigned import UnassignedSequences
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Events, finish
+from quire.services.scheduler.core.sequence import Loss, Sequence
+from quire.services.scheduler.frontends.submissions import complete
+from quire.services.scheduler.handover.handovers import Handovers
+from quire.services.scheduler.handover.neighbourhood import Neighbourhood
+from quire.services.scheduler.replicas.replica import Clock, Replica
+from quire.services.scheduler.request_traces import RequestTraces
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.settings import SchedulerSettings
 
 log = logger("assignments")
 

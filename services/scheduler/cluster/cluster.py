@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.cluster.adapters import Adapters, AdapterWorker
-from services.scheduler.cluster.assignments import Assignments
-from services.scheduler.cluster.holds import Hold, Holds
-from services.scheduler.cluster.live_sequences import LiveSequences
-from services.scheduler.cluster.terms import ClusterTerms
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Events, Finished
-from services.scheduler.core.sequence import Loss, Sequence
-from services.scheduler.frontends.batches import OwnerBatches
-from services.scheduler.frontends.submission_checks import check_ids, refusal
-from services.scheduler.frontends.submissions import SequenceFactory, adapter_of
-from services.scheduler.operations.wanted import WantedWeights
-from services.scheduler.replicas.replica import Clock, Replica
-from services.scheduler.request_traces import RequestTraces
-from shared.columns import ColumnError
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.models.adapter_contents import AdapterId
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.settings import SchedulerSettings
-from shared.tracing import NoTraces
+from quire.services.scheduler.cluster.adapters import Adapters, AdapterWorker
+from quire.services.scheduler.cluster.assignments import Assignments
+from quire.services.scheduler.cluster.holds import Hold, Holds
+from quire.services.scheduler.cluster.live_sequences import LiveSequences
+from quire.services.scheduler.cluster.terms import ClusterTerms
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Events, Finished
+from quire.services.scheduler.core.sequence import Loss, Sequence
+from quire.services.scheduler.frontends.batches import OwnerBatches
+from quire.services.scheduler.frontends.submission_checks import check_ids, refusal
+from quire.services.scheduler.frontends.submissions import SequenceFactory, adapter_of
+from quire.services.scheduler.operations.wanted import WantedWeights
+from quire.services.scheduler.replicas.replica import Clock, Replica
+from quire.services.scheduler.request_traces import RequestTraces
+from quire.shared.columns import ColumnError
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.settings import SchedulerSettings
+from quire.shared.tracing import NoTraces
 
 log = logger("cluster")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from shared.metrics.scheduler import ClusterGauges
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.shared.metrics.scheduler import ClusterGauges
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2
 
 
 def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.replicas.replica import Replica
 
 
 class Hold(enum.Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from services.scheduler.core.sequence import Sequence
-from shared.models.adapter_contents import AdapterId
+from quire.services.scheduler.core.sequence import Sequence
+from quire.shared.models.adapter_contents import AdapterId
 
 NONE: Mapping[int, Sequence] = {}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from services.scheduler.core.sequence import LateQuery, Sequence
-from services.scheduler.replicas.replica import Replica
-from shared import rendezvous
+from quire.services.scheduler.core.sequence import LateQuery, Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared import rendezvous
 
 Pick = Callable[[Sequence, Seq[Replica]], Replica]
 Cached = tuple[int, Replica]  # tokens of a sequence that a worker has

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shared import worker_limits
-from shared.columns import u32
-from shared.errors import FailedPrecondition
-from shared.kv import block_hash, kv_wire
-from shared.kv.block_hash import TOKEN_BYTES
-from shared.kv.kv_specs import KVSpec
-from shared.models import adapter_contents, model_identity
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2
-from shared.structured_output.backends import LLGUIDANCE
+from quire.shared import worker_limits
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv import block_hash, kv_wire
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.kv.kv_specs import KVSpec
+from quire.shared.models import adapter_contents, model_identity
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.structured_output.backends import LLGUIDANCE
 
 # A worker that claims more is a mistake or a lie. A block costs the scheduler 120 bytes and 0.1 us when it attaches.
 MOST_BLOCKS = worker_limits.MOST_BLOCKS

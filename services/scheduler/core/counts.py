@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.scheduler.core.drafts.counts import DraftCounts
+from quire.services.scheduler.core.drafts.counts import DraftCounts
 
 
 @dataclass(slots=True)

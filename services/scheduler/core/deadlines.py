@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequence import Sequence
 
 FEW = 64  # entries that are kept whoever they are of
 

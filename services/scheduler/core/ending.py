@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequence import Sequence
 
 
 class Reason(Enum):

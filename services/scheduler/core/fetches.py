@@ -13,9 +13,9 @@ from collections.abc import Sequence as Blocks
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
 LEAST_BLOCKS = 2  # that are worth the wait
 MOST_FETCHES = 2  # of a sequence: whoever loses its blocks again before it comes in computes them

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequence import Sequence
 
 # Prepared grammars that no sequence needs: a compiled one takes up to a thousand times its text.
 MOST_IDLE = 128

@@ -11,7 +11,7 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from services.scheduler.core.sequence import LateQuery, Sequence
+from quire.services.scheduler.core.sequence import LateQuery, Sequence
 
 MOST_IDLE = 8192  # queries that nobody needs at present: so many are remembered, whatever the worker has room for
 KEYS = itertools.count(2**62)  # of the sequences that compute them: no submission's

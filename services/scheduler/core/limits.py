@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
-from services.scheduler.core.policies.fcfs import Fcfs
-from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
-from services.scheduler.kv_cache.groups import Groups
-from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
+from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
+from quire.services.scheduler.core.policies.fcfs import Fcfs
+from quire.services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.sequence import Sequence
-from shared.step_value import step_value
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.sequence import Sequence
+from quire.shared.step_value import step_value
 
 I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.free_slots import FreeSlots
-from services.scheduler.core.plan import I32
-from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
-from services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.core.free_slots import FreeSlots
+from quire.services.scheduler.core.plan import I32
+from quire.services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.kv_cache.groups import Groups
 
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]

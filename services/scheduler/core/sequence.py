@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 
 if TYPE_CHECKING:
-    from services.scheduler.core.beam.search import LiveBeams
+    from quire.services.scheduler.core.beam.search import LiveBeams
 
 TOKEN_BYTES = 4
 

@@ -13,23 +13,23 @@ from collections.abc import Sequence as Blocks
 
 import numpy as np
 
-from services.scheduler.core.beam.searches import Searches
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.ending import ANSWERED, Failure, Reason
-from services.scheduler.core.fetches import Fetches
-from services.scheduler.core.grammars import Grammars
-from services.scheduler.core.late_queries import WorkerQueries
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Events, finish
-from services.scheduler.core.policies import Policy
-from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
-from services.scheduler.core.scheduling.siblings import Siblings
-from services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
-from services.scheduler.core.tables import Tables
-from services.scheduler.core.timing.forecast import Forecast
-from services.scheduler.core.transfers.transfers import Transfers
-from services.scheduler.kv_cache.block_pool import Observer
-from shared.kv import block_hash
+from quire.services.scheduler.core.beam.searches import Searches
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.ending import ANSWERED, Failure, Reason
+from quire.services.scheduler.core.fetches import Fetches
+from quire.services.scheduler.core.grammars import Grammars
+from quire.services.scheduler.core.late_queries import WorkerQueries
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Events, finish
+from quire.services.scheduler.core.policies import Policy
+from quire.services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
+from quire.services.scheduler.core.scheduling.siblings import Siblings
+from quire.services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.tables import Tables
+from quire.services.scheduler.core.timing.forecast import Forecast
+from quire.services.scheduler.core.transfers.transfers import Transfers
+from quire.services.scheduler.kv_cache.block_pool import Observer
+from quire.shared.kv import block_hash
 
 
 class CoreState:

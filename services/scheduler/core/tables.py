@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import I32, Admission
-from services.scheduler.core.running import Running, Slots
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
-from services.scheduler.kv_cache.block_pool import Observer
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from services.scheduler.kv_cache.part_index import PARENT_BYTES
-from shared.kv import block_hash
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import I32, Admission
+from quire.services.scheduler.core.running import Running, Slots
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.kv_cache.block_pool import Observer
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES
+from quire.shared.kv import block_hash
 
 
 class Tables:

@@ -9,13 +9,21 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import Events, Finished, LogprobColumns, Pooled, PromptPart, Started, TokenColumns
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.replicas.orders import AT_START
-from shared.columns import NUMBER_BYTES, u32, u32_bytes
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import (
+    Events,
+    Finished,
+    LogprobColumns,
+    Pooled,
+    PromptPart,
+    Started,
+    TokenColumns,
+)
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.replicas.orders import AT_START
+from quire.shared.columns import NUMBER_BYTES, u32, u32_bytes
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 REASONS = {
     Reason.STOP: finish_pb2.FINISH_REASON_STOP,

@@ -7,23 +7,23 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.cluster_view import view_of
-from services.scheduler.cluster.terms import check_model, check_name
-from services.scheduler.core.ending import Reason
-from services.scheduler.frontends.batches import FROM_WIRE
-from services.scheduler.frontends.outbox import Outbox
-from shared.columns import u32
-from shared.errors import FailedPrecondition, Unavailable
-from shared.kv.block_hash import TOKEN_BYTES
-from shared.logs import logger
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.process import lifecycle
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import CallStream, InParts
-from shared.rpc.trust import ServiceDoor
-from shared.settings import SchedulerSettings
-from shared.version import VERSION
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.cluster_view import view_of
+from quire.services.scheduler.cluster.terms import check_model, check_name
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.frontends.batches import FROM_WIRE
+from quire.services.scheduler.frontends.outbox import Outbox
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.logs import logger
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.process import lifecycle
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import CallStream, InParts
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
 
 log = logger("frontends")
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from shared.columns import I32, U32, i32, u32
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.columns import I32, U32, i32, u32
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MOST_TOKENS = 1 << 16  # in a message; gRPC takes 4 MB
 TOKEN_BYTES = ID_BYTES = 4

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.operations.administration import SchedulerAdministration
-from shared.columns import ColumnError
-from shared.errors import FailedPrecondition, QuireError, to_proto, transport
-from shared.logs import logger
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.rpc.parts import InParts
-from shared.rpc.trust import ServiceDoor
+from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.operations.administration import SchedulerAdministration
+from quire.shared.columns import ColumnError
+from quire.shared.errors import FailedPrecondition, QuireError, to_proto, transport
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import ServiceDoor
 
 log = logger("frontends")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from operator import attrgetter
 
-from services.scheduler.core.ending import Failure
-from shared.columns import i32, u32
-from shared.errors import InvalidArgument
-from shared.kv import block_hash
-from shared.pb.common.v1.sampling_pb2 import BeamSearch
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.scheduler.core.ending import Failure
+from quire.shared.columns import i32, u32
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
 LAST_ID = 2**32 - 1

@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.beam.search import BeamRules, LiveBeams
-from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Family, LateQuery, Sequence
-from services.scheduler.kv_cache.kv_priority import KVPriority
-from shared.columns import u32
-from shared.kv import block_hash
-from shared.models.adapter_contents import AdapterId
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.scheduler.core.beam.search import BeamRules, LiveBeams
+from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.core.sequence import Family, LateQuery, Sequence
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.shared.columns import u32
+from quire.shared.kv import block_hash
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPriority.HIGH}
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.scheduler.cluster.placement import Placement, cost
-from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.handover.neighbourhood import Neighbourhood, borrow_from
-from services.scheduler.handover.roles import DECODE, PREFILL, can_be_handed_over, goes_to_prefill
-from services.scheduler.replicas.replica import Replica
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
+from quire.services.scheduler.cluster.placement import Placement, cost
+from quire.services.scheduler.core.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.handover.neighbourhood import Neighbourhood, borrow_from
+from quire.services.scheduler.handover.roles import DECODE, PREFILL, can_be_handed_over, goes_to_prefill
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
 
 log = logger("handover")
 

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from services.scheduler.core.fetches import LEAST_BLOCKS, Borrowed, Fetches
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.replicas.replica import Replica
-from shared.kv.kv_source import KVSource
+from quire.services.scheduler.core.fetches import LEAST_BLOCKS, Borrowed, Fetches
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.kv.kv_source import KVSource
 
 MOST_LOOKS = 120  # at a fetch, a few a second: a worker that lives gives up much earlier, and says so
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequence import Sequence
 
 PREFILL, DECODE = "prefill", "decode"
 LOAD = 4  # times as much work as it would be with the decoders: so long prompts wait for a prefill worker

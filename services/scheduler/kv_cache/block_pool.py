@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.kv_cache.free_list import FreeList
-from services.scheduler.kv_cache.part_index import PartIndex
+from quire.services.scheduler.kv_cache.free_list import FreeList
+from quire.services.scheduler.kv_cache.part_index import PartIndex
 
 NULL_BLOCK = 0
 PARTLY = b""  # in place of a hash: the block holds the beginning of one

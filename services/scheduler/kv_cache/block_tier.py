@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from services.scheduler.kv_cache.eviction import LRU, Eviction
-from services.scheduler.kv_cache.kv_priority import ByPriority, KVPriority
+from quire.services.scheduler.kv_cache.eviction import LRU, Eviction
+from quire.services.scheduler.kv_cache.kv_priority import ByPriority, KVPriority
 
 
 class BlockTier:

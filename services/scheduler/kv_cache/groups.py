@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.kv.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
-from shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
+from quire.shared.kv.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
+from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
 ALL_BLOCKS = range(1 << 40)

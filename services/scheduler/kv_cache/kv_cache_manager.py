@@ -15,12 +15,12 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
-from services.scheduler.kv_cache.groups import Counts, Groups
-from services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
-from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, BlockPart, PartIndex
-from shared.kv.block_hash import page_name
-from shared.kv.kv_retention import KeepsState
+from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
+from quire.services.scheduler.kv_cache.groups import Counts, Groups
+from quire.services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
+from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, BlockPart, PartIndex
+from quire.shared.kv.block_hash import page_name
+from quire.shared.kv.kv_retention import KeepsState
 
 
 class KVCacheManager:

@@ -10,7 +10,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from services.scheduler.kv_cache.eviction import Eviction, MayGo
+from quire.services.scheduler.kv_cache.eviction import Eviction, MayGo
 
 HIGH_SHARE = 2  # at most one of so many places is kept by high priority
 

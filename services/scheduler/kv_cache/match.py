@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
-from services.scheduler.kv_cache.groups import Groups
-from shared.kv.block_hash import page_name
+from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.shared.kv.block_hash import page_name
 
 FEW = 32  # blocks, for which vector operations do not pay
 NONE = np.zeros(0, dtype=np.intp)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.holds import Hold
-from services.scheduler.operations import quiet
-from services.scheduler.operations.sleeping import Sleeping
-from services.scheduler.operations.weight_updates import WeightUpdates
-from services.scheduler.operations.weights_groups import WeightsGroups
-from services.scheduler.status import SchedulerStatus
-from shared.errors import FailedPrecondition, Unavailable
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.operations import quiet
+from quire.services.scheduler.operations.sleeping import Sleeping
+from quire.services.scheduler.operations.weight_updates import WeightUpdates
+from quire.services.scheduler.operations.weights_groups import WeightsGroups
+from quire.services.scheduler.status import SchedulerStatus
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 log = logger("administration")
 

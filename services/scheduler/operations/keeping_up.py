@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.operations import quiet
-from services.scheduler.operations.wanted import ALL, WEIGHTS
-from services.scheduler.replicas.orders import SWAP_TIMEOUT_S
-from services.scheduler.replicas.replica import Replica
-from shared.errors import FailedPrecondition, QuireError, Unavailable
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.operations import quiet
+from quire.services.scheduler.operations.wanted import ALL, WEIGHTS
+from quire.services.scheduler.replicas.orders import SWAP_TIMEOUT_S
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("operations")
 

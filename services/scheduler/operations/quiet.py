@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.holds import Hold
-from services.scheduler.replicas.replica import Replica
-from shared.errors import FailedPrecondition
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2
 
 QUIET_POLL_S = 0.005
 

@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.holds import Hold
-from services.scheduler.operations import quiet
-from services.scheduler.operations.keeping_up import UNDER_WAY
-from services.scheduler.operations.wanted import ALL, WEIGHTS
-from services.scheduler.replicas.orders import named
-from services.scheduler.replicas.replica import Replica
-from shared.errors import InvalidArgument, QuireError, Unavailable
-from shared.logs import logger
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
-from shared.process.supervision import Tasks
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.operations import quiet
+from quire.services.scheduler.operations.keeping_up import UNDER_WAY
+from quire.services.scheduler.operations.wanted import ALL, WEIGHTS
+from quire.services.scheduler.replicas.orders import named
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.errors import InvalidArgument, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.process.supervision import Tasks
 
 log = logger("operations")
 

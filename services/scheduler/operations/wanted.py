@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.scheduler.replicas.orders import AT_START
-from services.scheduler.replicas.replica import Replica
-from shared.logs import logger
-from shared.pb.common.v1 import model_pb2
+from quire.services.scheduler.replicas.orders import AT_START
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import model_pb2
 
 log = logger("operations")
 

@@ -12,21 +12,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.holds import Hold
-from services.scheduler.operations import quiet
-from services.scheduler.operations.keeping_up import UNDER_WAY
-from services.scheduler.operations.weight_streams import WeightStreams
-from services.scheduler.operations.weights_groups import leaving, obeyed
-from services.scheduler.replicas.orders import SWAP_TIMEOUT_S
-from services.scheduler.replicas.replica import Replica
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
-from shared.logs import logger
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1 import model_pb2
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from shared.pb.worker.v1 import worker_pb2
-from shared.process.supervision import Tasks
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.operations import quiet
+from quire.services.scheduler.operations.keeping_up import UNDER_WAY
+from quire.services.scheduler.operations.weight_streams import WeightStreams
+from quire.services.scheduler.operations.weights_groups import leaving, obeyed
+from quire.services.scheduler.replicas.orders import SWAP_TIMEOUT_S
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.process.supervision import Tasks
 
 log = logger("weights")
 

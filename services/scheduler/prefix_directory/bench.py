@@ -1,4 +1,4 @@
-"""`python -m services.scheduler.prefix_directory.bench URL`: what the prefix index costs in a given (empty) Redis.
+"""`python -m quire.services.scheduler.prefix_directory.bench URL`: what the prefix index costs in a given (empty) Redis.
 
 Look-up of a 2,048-token prompt over 64 workers, publishing rate, memory per million blocks. One JSON object.
 """
@@ -13,10 +13,10 @@ import sys
 import time
 from typing import Any
 
-from services.scheduler.prefix_directory.worker_index import MEMBERS_PER_COMMAND
-from shared.pb.common.v1 import model_pb2
-from shared.prefix_index import BlockKeys, PrefixReader, WorkerEntry, connect
-from shared.prefix_index.keys import member
+from quire.services.scheduler.prefix_directory.worker_index import MEMBERS_PER_COMMAND
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.prefix_index import BlockKeys, PrefixReader, WorkerEntry, connect
+from quire.shared.prefix_index.keys import member
 
 WORKERS = 64
 BLOCKS_PER_WORKER = 4_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.prefix_index.keys import member
+from quire.shared.prefix_index.keys import member
 
 
 class BlockChanges:

@@ -10,13 +10,13 @@ import asyncio
 import time
 from typing import Any
 
-from services.scheduler.prefix_directory.registry import Registry
-from services.scheduler.prefix_directory.worker_index import WorkerIndex
-from services.scheduler.replicas.replica import Replica
-from shared.logs import logger
-from shared.metrics.scheduler import DirectoryMetrics
-from shared.prefix_index import BlockKeys, SchedulerEntry, redis_error
-from shared.process.supervision import is_asked_to_end, pause
+from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.worker_index import WorkerIndex
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import DirectoryMetrics
+from quire.shared.prefix_index import BlockKeys, SchedulerEntry, redis_error
+from quire.shared.process.supervision import is_asked_to_end, pause
 
 log = logger("prefix_directory")
 

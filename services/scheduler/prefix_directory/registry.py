@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from shared.prefix_index import NOT_COUNTED, MalformedEntries, RegistryKeys, RegistryReader, SchedulerEntry
+from quire.shared.prefix_index import NOT_COUNTED, MalformedEntries, RegistryKeys, RegistryReader, SchedulerEntry
 
 
 class Registry:

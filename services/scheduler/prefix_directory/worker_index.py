@@ -6,10 +6,10 @@ import json
 import time
 from typing import Any
 
-from services.scheduler.replicas.replica import Replica
-from shared.kv.kv_specs import reach
-from shared.prefix_index import BlockKeys
-from shared.prefix_index.keys import member
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.kv.kv_specs import reach
+from quire.shared.prefix_index import BlockKeys
+from quire.shared.prefix_index.keys import member
 
 MEMBERS_PER_COMMAND = 1_000  # about a millisecond of Redis, and of the event loop
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection
 
-from shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto
-from shared.models import adapter_contents
-from shared.models.adapter_contents import DIGEST_BYTES, AdapterId
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto
+from quire.shared.models import adapter_contents
+from quire.shared.models.adapter_contents import DIGEST_BYTES, AdapterId
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 Outcome = AdapterId | QuireError  # what has come of an order
 Done = Callable[[Outcome], None]

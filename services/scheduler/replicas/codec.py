@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from services.scheduler.core.ending import Failure
-from services.scheduler.core.fetches import FetchOrder
-from services.scheduler.core.grammars import GrammarOrder
-from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
-from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from services.scheduler.frontends.submissions import Payload
-from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
-from shared.kv import block_hash
-from shared.kv.kv_source import KVSource
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.core.ending import Failure
+from quire.services.scheduler.core.fetches import FetchOrder
+from quire.services.scheduler.core.grammars import GrammarOrder
+from quire.services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
+from quire.services.scheduler.frontends.submissions import Payload
+from quire.shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_source import KVSource
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto, to_proto
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto, to_proto
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 AT_START = "0"  # how weights are called that no update has changed
 ORDER_TIMEOUT_S = 600.0  # a worker reads weights

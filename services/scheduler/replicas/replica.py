@@ -8,14 +8,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from time import perf_counter
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import Events
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.handover.costs import WorkerLink
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.adapters import ReplicaAdapters
-from services.scheduler.replicas.codec import (
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.handover.costs import WorkerLink
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.adapters import ReplicaAdapters
+from quire.services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
     encode_fetch,
@@ -23,15 +23,15 @@ from services.scheduler.replicas.codec import (
     encode_plan,
     encode_transfer,
 )
-from services.scheduler.replicas.orders import ReplicaOrders, weights_of
-from services.scheduler.replicas.result_checks import ResultChecks
-from services.scheduler.replicas.throughput import Throughput
-from shared.columns import u32
-from shared.errors import FailedPrecondition
-from shared.kv.kv_source import KVSource
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.replicas.orders import ReplicaOrders, weights_of
+from quire.services.scheduler.replicas.result_checks import ResultChecks
+from quire.services.scheduler.replicas.throughput import Throughput
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv.kv_source import KVSource
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("replicas")
 

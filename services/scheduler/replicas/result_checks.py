@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.scheduler.core.scheduling.plan_builder import Flight
-from shared.columns import U32, u32
-from shared.errors import FailedPrecondition
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.worker_limits import MOST_POOLED_ELEMENTS
+from quire.services.scheduler.core.scheduling.plan_builder import Flight
+from quire.shared.columns import U32, u32
+from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.worker_limits import MOST_POOLED_ELEMENTS
 
 WIDTH = 4  # bytes of an element of every column
 MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks

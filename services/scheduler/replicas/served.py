@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(slots=True)

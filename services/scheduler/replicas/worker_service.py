@@ -10,39 +10,39 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.terms import check_sizes
-from services.scheduler.core.core import Core
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.policies import PolicyOptions
-from services.scheduler.core.timing.depth import Depth
-from services.scheduler.core.transfers.limits import TierLimits
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.kv_cache.groups import Groups
-from services.scheduler.operations.keeping_up import KeepingUp
-from services.scheduler.operations.weight_streams import WeightStreams
-from services.scheduler.policies import find_policy
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.prefix_directory.directory import PrefixDirectory
-from services.scheduler.replicas.guard import LoopGuard
-from services.scheduler.replicas.replica import Replica
-from services.scheduler.replicas.served import Served
-from services.scheduler.spread import Spread
-from shared.columns import u32
-from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
-from shared.kv import block_hash, kv_wire
-from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.prefix_index import BlockKeys
-from shared.process import lifecycle
-from shared.process.supervision import Tasks
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts
-from shared.rpc.trust import ServiceDoor
-from shared.settings import SchedulerSettings
-from shared.version import VERSION
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.terms import check_sizes
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.policies import PolicyOptions
+from quire.services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.weight_streams import WeightStreams
+from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.replicas.guard import LoopGuard
+from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.replicas.served import Served
+from quire.services.scheduler.spread import Spread
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from quire.shared.kv import block_hash, kv_wire
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2_grpc
+from quire.shared.prefix_index import BlockKeys
+from quire.shared.process import lifecycle
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
 
 log = logger("workers")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.worker.attach.status import WorkerStatus
-from shared.errors import FailedPrecondition
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.worker.attach.status import WorkerStatus
+from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 class WorkerAdministration:

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from services.worker.kv.held_blocks import HeldReport
-from shared import columns
-from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
-from shared.kv import block_hash
-from shared.logs import logger
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import lifecycle
-from shared.process.lifecycle import Shutdown
-from shared.process.supervision import Tasks
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import CallStream, InParts
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.shared import columns
+from quire.shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
+from quire.shared.kv import block_hash
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import lifecycle
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import CallStream, InParts
 
 log = logger("worker.attachment")
 

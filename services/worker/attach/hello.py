@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.worker.limits import WorkerLimits
-from shared.kv import block_hash
-from shared.models import model_identity
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
-from shared.version import VERSION
+from quire.services.worker.limits import WorkerLimits
+from quire.shared.kv import block_hash
+from quire.shared.models import model_identity
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
+from quire.shared.version import VERSION
 
 
 def of_limits(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:

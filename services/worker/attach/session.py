@@ -9,19 +9,19 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from services.worker.attach import weight_fetch
-from services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
-from services.worker.attach.route import Route
-from services.worker.models.loading.weight_spool import WeightSpool
-from shared.errors import FailedPrecondition, QuireError, Unavailable
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.process import lifecycle
-from shared.process.lifecycle import Shutdown
-from shared.process.supervision import is_asked_to_end
-from shared.rpc.trust import Dialler
-from shared.settings import WorkerSettings
+from quire.services.worker.attach import weight_fetch
+from quire.services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
+from quire.services.worker.attach.route import Route
+from quire.services.worker.models.loading.weight_spool import WeightSpool
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2_grpc
+from quire.shared.process import lifecycle
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.rpc.trust import Dialler
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.session")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from services.worker.engine.engine import Engine
-from services.worker.limits import WorkerLimits
-from services.worker.models.loading.progress import Progress
-from services.worker.runner.expert_load import LoadByLayer
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.process.lifecycle import Shutdown
-from shared.settings import WorkerSettings
-from shared.version import VERSION
+from quire.services.worker.engine.engine import Engine
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.settings import WorkerSettings
+from quire.shared.version import VERSION
 
 STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 
-from services.worker.models.loading.weight_spool import WeightSpool
-from shared.errors import Unavailable
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.weight_spool import WeightSpool
+from quire.shared.errors import Unavailable
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from services.worker.attention.by_phase import ByPhase
-from services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
-from services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
-from shared import plugins
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.logs import logger
+from quire.services.worker.attention.by_phase import ByPhase
+from quire.services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
+from quire.services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
+from quire.shared import plugins
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.logs import logger
 
 if TYPE_CHECKING:
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from shared.settings import WorkerSettings
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.shared.settings import WorkerSettings
 
 log = logger("worker.attention")
 
@@ -24,12 +24,12 @@ GROUP = "quire.attention_backends"
 
 # Imported when considered. Those that other packages bring are taken by name only.
 BACKENDS = {
-    "cpu": "services.worker.attention.cpu:CpuAttention",
-    "flash_attn": "services.worker.attention.flash_attn:FlashAttention",
-    "flash_attn_2": "services.worker.attention.flash_attn_2:FlashAttention2",
-    "triton": "services.worker.attention.triton:TritonAttention",
-    "batch_invariant": "services.worker.attention.batch_invariant:BatchInvariantAttention",
-    "reference": "services.worker.attention.reference:ReferenceAttention",
+    "cpu": "quire.services.worker.attention.cpu:CpuAttention",
+    "flash_attn": "quire.services.worker.attention.flash_attn:FlashAttention",
+    "flash_attn_2": "quire.services.worker.attention.flash_attn_2:FlashAttention2",
+    "triton": "quire.services.worker.attention.triton:TritonAttention",
+    "batch_invariant": "quire.services.worker.attention.batch_invariant:BatchInvariantAttention",
+    "reference": "quire.services.worker.attention.reference:ReferenceAttention",
 }
 
 # Best first, by measurement (README.md).

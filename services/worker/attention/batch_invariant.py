@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire import kernels
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
-PACKAGE = "kernels.triton.batch_invariant"
+PACKAGE = "quire.kernels.triton.batch_invariant"
 
 
 class BatchInvariantAttention:
@@ -30,7 +30,7 @@ class BatchInvariantAttention:
         package, reason = kernels.find(PACKAGE)
         if package is None:
             return str(reason)
-        from kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
+        from quire.kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
 
         self._decode, self._chunk = decode_attention, chunk_attention
         return None

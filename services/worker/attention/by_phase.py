@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, LatentBackend
+from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, LatentBackend
 
 if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
     from torch import Tensor

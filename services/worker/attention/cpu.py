@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire import kernels
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
-PACKAGE = "kernels.cpu"
+PACKAGE = "quire.kernels.cpu"
 
 
 class CpuAttention:
-    """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
+    """quire.kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
     masks_trees = True
     records_decodes = True

@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 if TYPE_CHECKING:  # what fits it is asked where there is no torch
     from torch import Tensor

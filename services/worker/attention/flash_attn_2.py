@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 PACKAGE = "flash-attn"
 PAGE = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from shared.step_value import step_value
+from quire.shared.step_value import step_value
 
 if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
     from torch import Tensor

@@ -6,13 +6,13 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from kernels import reference
-from kernels.reference.attention.decode_parts import DecodeParts, decode_parts
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire.kernels import reference
+from quire.kernels.reference.attention.decode_parts import DecodeParts, decode_parts
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 
 class ReferenceAttention:
-    """kernels.reference.attention.paged_attention."""
+    """quire.kernels.reference.attention.paged_attention."""
 
     masks_trees = True
     records_decodes = records_chunks = False

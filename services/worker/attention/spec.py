@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.attention.port import AttentionSpec
-from services.worker.layers.placement import LayerPlacement
-from services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.models.config.decoder_config import DecoderConfig
 
 
 def attention_spec(

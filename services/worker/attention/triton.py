@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec
+from quire import kernels
+from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
-PACKAGE = "kernels.triton"
+PACKAGE = "quire.kernels.triton"
 
 
 class TritonAttention:
-    """kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
+    """quire.kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
 
     records_decodes = records_chunks = masks_trees = True
 
@@ -27,7 +27,7 @@ class TritonAttention:
         self._latent_chunk: Callable[..., Tensor]
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
-        from kernels.triton.attention.shared_prefix import rows_per_tile
+        from quire.kernels.triton.attention.shared_prefix import rows_per_tile
 
         reads_all = spec.has_window or spec.has_sinks or spec.has_softcap or spec.latent_rank
         return 0 if reads_all else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
@@ -38,10 +38,10 @@ class TritonAttention:
         package, reason = kernels.find(PACKAGE)
         if package is None:
             return str(reason)
-        from kernels.triton.attention.chunk_attention import chunk_attention
-        from kernels.triton.attention.decode_attention import decode_attention
-        from kernels.triton.attention.latent_blocks import latent_chunk, latent_decode
-        from kernels.triton.attention.shared_prefix import SharedPrefixes, shared_prefix_attention
+        from quire.kernels.triton.attention.chunk_attention import chunk_attention
+        from quire.kernels.triton.attention.decode_attention import decode_attention
+        from quire.kernels.triton.attention.latent_blocks import latent_chunk, latent_decode
+        from quire.kernels.triton.attention.shared_prefix import SharedPrefixes, shared_prefix_attention
 
         self._decode, self._chunk = decode_attention, chunk_attention
         self._latent_decode, self._latent_chunk = latent_decode, latent_chunk

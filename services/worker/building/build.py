@@ -5,47 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.worker.attention.port import AttentionSpec
-from services.worker.building import experts
-from services.worker.building.build_encoder import build_encoder
-from services.worker.building.memory import Memory, record_steps, take_memory
-from services.worker.building.model import Loaded, load_model
-from services.worker.building.site import Site, open_ops, open_own_device, open_site
-from services.worker.building.steps import Steps, build_steps
-from services.worker.building.wanted import WantedReplica, read_wanted
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv_transfer.layout import layout_of
-from services.worker.kv_transfer.pages import Pages
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.encoders.encoder import EncoderModel
-from services.worker.models.loading.broadcast.weights_groups import WeightsGroups
-from services.worker.models.loading.loader import load_checkpoint
-from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.weight_folders import WeightFolders
-from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from services.worker.models.registry import check_config, find_encoder
-from services.worker.offload.disk_store import NOBODY, DiskObserver
-from services.worker.offload.open_tiers import open_tiers
-from services.worker.orders import Orders
-from services.worker.ranks.seat import ALONE, Seat
-from services.worker.replica import Replica
-from services.worker.runner.expert_load import ExpertLoad
-from services.worker.runner.profiling import rehearse_steps
-from services.worker.runner.step_cost import CostModel
-from services.worker.sleep.sleeper import Sleeper
-from services.worker.spec_decode.drafter import Drafter
-from services.worker.spec_decode.open_speculation import start_speculation
-from services.worker.spec_decode.rehearsal import rehearse
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.spec_decode.speculation import Speculation
-from services.worker.structured.backends import chosen
-from services.worker.structured.compile_pool import CompilePool
-from services.worker.structured.port import GrammarBackend
-from services.worker.warmup.build_kernels import Kernels
-from services.worker.warmup.compile_process import CompileProcess
-from shared.models.model_identity import read_config
-from shared.settings import WorkerSettings
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.building import experts
+from quire.services.worker.building.build_encoder import build_encoder
+from quire.services.worker.building.memory import Memory, record_steps, take_memory
+from quire.services.worker.building.model import Loaded, load_model
+from quire.services.worker.building.site import Site, open_ops, open_own_device, open_site
+from quire.services.worker.building.steps import Steps, build_steps
+from quire.services.worker.building.wanted import WantedReplica, read_wanted
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv_transfer.layout import layout_of
+from quire.services.worker.kv_transfer.pages import Pages
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.encoders.encoder import EncoderModel
+from quire.services.worker.models.loading.broadcast.weights_groups import WeightsGroups
+from quire.services.worker.models.loading.loader import load_checkpoint
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.models.loading.weight_folders import WeightFolders
+from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from quire.services.worker.models.registry import check_config, find_encoder
+from quire.services.worker.offload.disk_store import NOBODY, DiskObserver
+from quire.services.worker.offload.open_tiers import open_tiers
+from quire.services.worker.orders import Orders
+from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica import Replica
+from quire.services.worker.runner.expert_load import ExpertLoad
+from quire.services.worker.runner.profiling import rehearse_steps
+from quire.services.worker.runner.step_cost import CostModel
+from quire.services.worker.sleep.sleeper import Sleeper
+from quire.services.worker.spec_decode.drafter import Drafter
+from quire.services.worker.spec_decode.open_speculation import start_speculation
+from quire.services.worker.spec_decode.rehearsal import rehearse
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.structured.backends import chosen
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.structured.port import GrammarBackend
+from quire.services.worker.warmup.build_kernels import Kernels
+from quire.services.worker.warmup.compile_process import CompileProcess
+from quire.shared.models.model_identity import read_config
+from quire.shared.settings import WorkerSettings
 
 
 def build_replica(

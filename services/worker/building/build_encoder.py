@@ -7,30 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernels import Ops
-from services.worker import limits
-from services.worker.device.device import Device, choose_dtype
-from services.worker.heads.heads import Heads
-from services.worker.heads.late_interaction import LateComparer
-from services.worker.heads.sentence_head import SentenceHead
-from services.worker.heads.whole_pooling import WholePoolingHead
-from services.worker.kv.layout import KVLayout
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.encoders.encoder import EncoderModel
-from services.worker.models.encoders.encoder_config import EncoderConfig
-from services.worker.models.loading.loader import Loader
-from services.worker.models.registry import read_encoder_config
-from services.worker.replica import Replica
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.sampling.sampler import Sampler
-from services.worker.step.slots import SlotTable
-from services.worker.step.text_marks import TextMarks
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import NOTHING, KVGroup
-from shared.logs import logger
-from shared.models.sentence_transformers import SentenceModel, read_sentence_model
-from shared.settings import WorkerSettings
+from quire.kernels import Ops
+from quire.services.worker import limits
+from quire.services.worker.device.device import Device, choose_dtype
+from quire.services.worker.heads.heads import Heads
+from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.heads.whole_pooling import WholePoolingHead
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.encoders.encoder import EncoderModel
+from quire.services.worker.models.encoders.encoder_config import EncoderConfig
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.models.registry import read_encoder_config
+from quire.services.worker.replica import Replica
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.step.slots import SlotTable
+from quire.services.worker.step.text_marks import TextMarks
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import NOTHING, KVGroup
+from quire.shared.logs import logger
+from quire.shared.models.sentence_transformers import SentenceModel, read_sentence_model
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

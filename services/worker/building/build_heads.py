@@ -6,24 +6,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from services.worker.heads.heads import Heads
-from services.worker.heads.late_interaction import LateComparer
-from services.worker.heads.pooling import PoolingHead
-from services.worker.heads.prompt_logprobs import PromptLogprobsHead
-from services.worker.heads.sentence_head import SentenceHead
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.sampling import logits_processors
-from services.worker.sampling.sampler import Sampler
-from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
-from services.worker.step.slots import Rows
-from services.worker.structured.compile_pool import CompilePool
-from shared.errors import InvalidArgument
-from shared.models.sentence_transformers import SentenceModel, read_sentence_model
-from shared.pb.common.v1 import pooling_pb2
-from shared.settings import WorkerSettings
+from quire.services.worker.heads.heads import Heads
+from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.pooling import PoolingHead
+from quire.services.worker.heads.prompt_logprobs import PromptLogprobsHead
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.sampling import logits_processors
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.sentence_transformers import SentenceModel, read_sentence_model
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.settings import WorkerSettings
 
 
 def build_heads(

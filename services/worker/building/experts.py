@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from services.worker.layers.sharding import Shard
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.mixture import MixtureForCausalLM
-from services.worker.ranks.expert_balance import ExpertBalance
-from services.worker.ranks.seat import Seat
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.mixture import MixtureForCausalLM
+from quire.services.worker.ranks.expert_balance import ExpertBalance
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 
 def num_copies(settings: WorkerSettings, config: DecoderConfig, seat: Seat) -> int:

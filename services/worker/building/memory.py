@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.worker import limits
-from services.worker.building.model import Loaded
-from services.worker.building.site import Site
-from services.worker.building.steps import Steps
-from services.worker.building.wanted import WantedReplica
-from services.worker.kv import kv_cache, kv_memory
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.limits import WorkerLimits
-from services.worker.models import taped
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.taped import TapedModel
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.runner.profiling import run_largest_steps
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.step.slots import SlotTable
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.settings import WorkerSettings
+from quire.services.worker import limits
+from quire.services.worker.building.model import Loaded
+from quire.services.worker.building.site import Site
+from quire.services.worker.building.steps import Steps
+from quire.services.worker.building.wanted import WantedReplica
+from quire.services.worker.kv import kv_cache, kv_memory
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models import taped
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.taped import TapedModel
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.runner.profiling import run_largest_steps
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.slots import SlotTable
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

@@ -7,23 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.worker.building.site import Site
-from services.worker.building.wanted import WantedReplica
-from services.worker.kv.kv_memory import BlockShape, block_shape
-from services.worker.kv.layout import KVLayout
-from services.worker.layers.placement import LayerPlacement
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loading import weight_samples
-from services.worker.models.loading.loader import Loader
-from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.weights import Weights
-from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from services.worker.ranks.seat import Seat
-from services.worker.runner.step_cost import WeightCounts
-from services.worker.sleep.open_places import SleepMemory
-from shared.errors import FailedPrecondition
-from shared.logs import logger
-from shared.settings import WorkerSettings
+from quire.services.worker.building.site import Site
+from quire.services.worker.building.wanted import WantedReplica
+from quire.services.worker.kv.kv_memory import BlockShape, block_shape
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.loading import weight_samples
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.models.loading.weights import Weights
+from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.runner.step_cost import WeightCounts
+from quire.services.worker.sleep.open_places import SleepMemory
+from quire.shared.errors import FailedPrecondition
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import kernels
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.exchanged import Exchanged
-from services.worker.attention.port import AttentionBackend, AttentionSpec
-from services.worker.attention.spec import attention_spec
-from services.worker.building import experts
-from services.worker.building.wanted import WantedReplica
-from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
-from services.worker.kv import state_blocks
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.lora.open_adapters import open_adapters
-from services.worker.ranks.seat import Seat
-from services.worker.runner import batch_invariance
-from shared.logs import logger
-from shared.settings import WorkerSettings
+from quire import kernels
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.exchanged import Exchanged
+from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.building import experts
+from quire.services.worker.building.wanted import WantedReplica
+from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from quire.services.worker.kv import state_blocks
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.lora.open_adapters import open_adapters
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.runner import batch_invariance
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 
-from services.worker.building.build_heads import build_heads
-from services.worker.building.model import Loaded
-from services.worker.building.site import Site
-from services.worker.building.wanted import WantedReplica
-from services.worker.graphs.build_graphs import GraphMaker
-from services.worker.heads.heads import Heads
-from services.worker.kv import state_blocks
-from services.worker.models.causal_lm import CausalLM
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.runner.pipeline import runner_stage
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, DraftTarget
-from services.worker.spec_decode.open_speculation import drafter_for
-from services.worker.structured.compile_pool import CompilePool
-from shared.logs import logger
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build_heads import build_heads
+from quire.services.worker.building.model import Loaded
+from quire.services.worker.building.site import Site
+from quire.services.worker.building.wanted import WantedReplica
+from quire.services.worker.graphs.build_graphs import GraphMaker
+from quire.services.worker.heads.heads import Heads
+from quire.services.worker.kv import state_blocks
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.runner.pipeline import runner_stage
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafter import Drafter, DraftTarget
+from quire.services.worker.spec_decode.open_speculation import drafter_for
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.worker import limits
-from services.worker.attention.backends import block_size_for
-from services.worker.kv.layout import KVLayout
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.loading.loader import Loader
-from services.worker.models.loading.output_heads import settle_head
-from services.worker.models.registry import find_model, read_model_config
-from services.worker.ranks import staged
-from services.worker.ranks.seat import Seat
-from services.worker.spec_decode.config import SpeculativeConfig, tree_of
-from services.worker.spec_decode.open_speculation import read_drafting
-from shared.settings import WorkerSettings
+from quire.services.worker import limits
+from quire.services.worker.attention.backends import block_size_for
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.models.loading.output_heads import settle_head
+from quire.services.worker.models.registry import find_model, read_model_config
+from quire.services.worker.ranks import staged
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.spec_decode.config import SpeculativeConfig, tree_of
+from quire.services.worker.spec_decode.open_speculation import read_drafting
+from quire.shared.settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from services.worker.layers.quantization.port import CheckpointQuantization
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.services.worker.layers.quantization.port import CheckpointQuantization
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}

@@ -5,7 +5,7 @@ NVIDIA's data sheets, without sparsity: H200 and H100 SXM (989 TFLOPS BF16), H10
 
 from __future__ import annotations
 
-from shared.metrics.worker import Peak
+from quire.shared.metrics.worker import Peak
 
 UNKNOWN = Peak(0.0, 0.0)
 PEAKS = {

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.device import Device
-from shared.step_value import step_value
+from quire.services.worker.device.device import Device
+from quire.shared.step_value import step_value
 
 Array = npt.NDArray[Any]
 

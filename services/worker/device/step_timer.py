@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.device.device import Clock, Device, clock_of
-from shared.step_value import step_value
+from quire.services.worker.device.device import Clock, Device, clock_of
+from quire.shared.step_value import step_value
 
 # Marks take long to set on CUDA: 10 to 18 us each on an H200's host, a tenth of what a step takes to launch.
 TIMED_EVERY = 16

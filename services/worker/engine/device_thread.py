@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import torch
 
-from services.worker.engine.device_work import Command, DeviceWork, Outlet
-from services.worker.engine.replies import Replies, as_failure
-from services.worker.ranks.group import RankGroup
-from services.worker.replica import Occupancy, Replica
-from services.worker.runner.expert_load import LoadByLayer
-from services.worker.structured.compile_pool import CompilePool
-from shared.logs import logger
+from quire.services.worker.engine.device_work import Command, DeviceWork, Outlet
+from quire.services.worker.engine.replies import Replies, as_failure
+from quire.services.worker.ranks.group import RankGroup
+from quire.services.worker.replica import Occupancy, Replica
+from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.logs import logger
 
 log = logger("worker.engine")
 

@@ -8,21 +8,28 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.worker.flight import StepInFlight
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.kv.host_memory import Moving
-from services.worker.kv_transfer.orders import BegunPages, BelieveBlocks, PageOrder, PageReads, ReadBlocks, WriteBlocks
-from services.worker.lora.peft_folder import PeftFolder
-from services.worker.orders import REPEATABLE, undoing
-from services.worker.ranks.group import RankFailure, RankGroup
-from services.worker.replica import Replica
-from services.worker.runner.output import RunnerOutput
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.structured.compile_pool import CompilePool
-from shared.errors import FailedPrecondition
-from shared.models.adapter_contents import AdapterId
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.step_value import step_value
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.kv.host_memory import Moving
+from quire.services.worker.kv_transfer.orders import (
+    BegunPages,
+    BelieveBlocks,
+    PageOrder,
+    PageReads,
+    ReadBlocks,
+    WriteBlocks,
+)
+from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.services.worker.orders import REPEATABLE, undoing
+from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.replica import Replica
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.errors import FailedPrecondition
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
 
 
 class ResultReceiver(Protocol):

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from google.protobuf.message import DecodeError
 
-from services.worker.engine.device_thread import Commands, DeviceThread
-from services.worker.engine.device_work import (
+from quire.services.worker.engine.device_thread import Commands, DeviceThread
+from quire.services.worker.engine.device_work import (
     AddAdapter,
     Execute,
     ForgetCache,
@@ -31,29 +31,29 @@ from services.worker.engine.device_work import (
     ResultReceiver,
     ShareGrammar,
 )
-from services.worker.engine.outcomes import Outcomes
-from services.worker.engine.replies import Replies, as_failure, set_exception
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.kv_transfer.fetcher import Fetcher
-from services.worker.kv_transfer.orders import PageOrder
-from services.worker.lora.folders import AdapterFolders
-from services.worker.lora.peft_folder import PeftFolder
-from services.worker.lora.reader import AdapterReader
-from services.worker.orders import BESIDE_STEPS
-from services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from services.worker.replica import Occupancy, Replica
-from services.worker.runner.expert_load import LoadByLayer
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.step_inputs import StepInputs
-from services.worker.structured.background import Background
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared import columns
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
-from shared.logs import logger
-from shared.metrics.worker import NO_COST, StepCost
-from shared.models.adapter_contents import AdapterId
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.engine.outcomes import Outcomes
+from quire.services.worker.engine.replies import Replies, as_failure, set_exception
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.kv_transfer.fetcher import Fetcher
+from quire.services.worker.kv_transfer.orders import PageOrder
+from quire.services.worker.lora.folders import AdapterFolders
+from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.services.worker.lora.reader import AdapterReader
+from quire.services.worker.orders import BESIDE_STEPS
+from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica import Occupancy, Replica
+from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.services.worker.structured.background import Background
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared import columns
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
+from quire.shared.logs import logger
+from quire.shared.metrics.worker import NO_COST, StepCost
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 

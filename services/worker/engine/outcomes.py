@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.worker.device.device import is_broken
-from services.worker.engine.device_work import (
+from quire.services.worker.device.device import is_broken
+from quire.services.worker.engine.device_work import (
     AddAdapter,
     Arrived,
     BegunMove,
@@ -20,15 +20,15 @@ from services.worker.engine.device_work import (
     Operate,
     ResultReceiver,
 )
-from services.worker.engine.replies import Replies
-from services.worker.engine.waiter import Waiter
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.kv_transfer.orders import BegunPages, PageOrder
-from services.worker.ranks.group import RankFailure, RankGroup
-from services.worker.step.step_inputs import StepInputs
-from shared.errors import Internal
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.engine.replies import Replies
+from quire.services.worker.engine.waiter import Waiter
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.kv_transfer.orders import BegunPages, PageOrder
+from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.errors import Internal
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from services.worker.engine.device_work import ResultReceiver
-from services.worker.structured.compile_pool import Prepared
-from shared.errors import Internal, QuireError, to_proto
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.engine.device_work import ResultReceiver
+from quire.services.worker.structured.compile_pool import Prepared
+from quire.shared.errors import Internal, QuireError, to_proto
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from services.worker.engine.replies import as_failure
-from shared.logs import logger
+from quire.services.worker.engine.replies import as_failure
+from quire.shared.logs import logger
 
 log = logger("worker.engine")
 

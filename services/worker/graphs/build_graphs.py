@@ -11,23 +11,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import PinnedCopy, Staging
-from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
-from services.worker.graphs.cuda_graph import CudaRecorder, Recorder
-from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
-from services.worker.graphs.step_edges import StepEdges, TritonEdges
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.single_row import SingleRowProgram, model_reject_reason
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from shared.logs import logger
+from quire.services.worker.device.staging import PinnedCopy, Staging
+from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
+from quire.services.worker.graphs.cuda_graph import CudaRecorder, Recorder
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
+from quire.services.worker.graphs.step_edges import StepEdges, TritonEdges
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.logs import logger
 
 log = logger("worker.graphs")
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata
-from services.worker.device.staging import Array, Staging, aligned, as_words
-from services.worker.graphs.cuda_graph import Recorder
-from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from services.worker.graphs.step_edges import FED, SlotMemory
-from services.worker.limits import WorkerLimits
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.device.staging import Array, Staging, aligned, as_words
+from quire.services.worker.graphs.cuda_graph import Recorder
+from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
+from quire.services.worker.graphs.step_edges import FED, SlotMemory
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
 
 # In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape.
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072)

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, SharedPrefixes
-from services.worker.device.staging import Array, Staging, aligned
-from services.worker.graphs import shared_prefixes
-from services.worker.graphs.cuda_graph import Recorder
-from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from services.worker.graphs.row_facts import RowFacts, RowWatch
-from services.worker.graphs.shared_prefixes import PrefixTiles
-from services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
+from quire.services.worker.attention.port import AttentionMetadata, SharedPrefixes
+from quire.services.worker.device.staging import Array, Staging, aligned
+from quire.services.worker.graphs import shared_prefixes
+from quire.services.worker.graphs.cuda_graph import Recorder
+from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
+from quire.services.worker.graphs.row_facts import RowFacts, RowWatch
+from quire.services.worker.graphs.shared_prefixes import PrefixTiles
+from quire.services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
 
 NAMES = [field.name for field in fields(DecodeColumns)]
 NUM_COLUMNS = len(NAMES)

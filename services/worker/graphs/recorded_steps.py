@@ -8,14 +8,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.graphs.cuda_graph import Recorder, Recording, Work
-from services.worker.graphs.step_edges import StepEdges
-from services.worker.lora.step_rows import StepRows
-from services.worker.sampling.choice import BoundChoice, PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
-from shared.step_value import step_value
+from quire.services.worker.graphs.cuda_graph import Recorder, Recording, Work
+from quire.services.worker.graphs.step_edges import StepEdges
+from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.sampling.choice import BoundChoice, PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.step_value import step_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.graphs.shared_prefixes import PrefixTiles, cut, find_groups
-from services.worker.step.slots import Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from quire.services.worker.graphs.shared_prefixes import PrefixTiles, cut, find_groups
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 LEAST_ROWS = 4
 # Positions that a group must save all its rows together: the second kernel costs about what reading 20 MB costs (5 us

@@ -96,7 +96,7 @@ class TritonEdges:
     """One kernel each."""
 
     def __init__(self) -> None:
-        from kernels.triton import step_edges
+        from quire.kernels.triton import step_edges
 
         self._kernels: Any = step_edges
 

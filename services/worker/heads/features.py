@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.worker.device.staging import Array
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.staging import Array
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from itertools import accumulate, pairwise
 import numpy as np
 from torch import Tensor
 
-from services.worker.device.staging import Staging
-from services.worker.heads.late_interaction import LateComparer
-from services.worker.heads.port import Head, HeadLaunch, HeadRows
-from services.worker.heads.sampling import SamplingHead
-from services.worker.sampling.component import SlotState
-from services.worker.sampling.sampler import Sampler
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.errors import QuireError
+from quire.services.worker.device.staging import Staging
+from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
+from quire.services.worker.heads.sampling import SamplingHead
+from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.errors import QuireError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.heads.max_sim import Texts, max_sim
-from services.worker.step.admission import SlotAdmission
-from shared.columns import I32, NUMBER_BYTES
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError
-from shared.settings import WorkerSettings
+from quire.services.worker.heads.max_sim import Texts, max_sim
+from quire.services.worker.step.admission import SlotAdmission
+from quire.shared.columns import I32, NUMBER_BYTES
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from quire.shared.settings import WorkerSettings
 
 NAME_BYTES = 32
 ELEMENT_BYTES = 4

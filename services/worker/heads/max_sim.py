@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
+from quire.services.worker.device.staging import upload
 
 Ints = npt.NDArray[np.intp]
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import Array
-from services.worker.heads.late_interaction import LateComparer
-from shared import columns
-from shared.columns import F32, I32
-from shared.errors import Internal, QuireError, to_proto
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.staging import Array
+from quire.services.worker.heads.late_interaction import LateComparer
+from quire.shared import columns
+from quire.shared.columns import F32, I32
+from quire.shared.errors import Internal, QuireError, to_proto
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(slots=True)

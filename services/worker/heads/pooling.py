@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.heads import late_interaction
-from services.worker.heads.late_interaction import Late, LateComparer
-from services.worker.heads.pooled_step import PooledStep
-from services.worker.heads.sentence_head import SentenceHead
-from services.worker.layers.classifier import Classifier
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared import columns
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import pooling_pb2
-from shared.worker_limits import MOST_POOLED_ELEMENTS
+from quire.services.worker.heads import late_interaction
+from quire.services.worker.heads.late_interaction import Late, LateComparer
+from quire.services.worker.heads.pooled_step import PooledStep
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.layers.classifier import Classifier
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.worker_limits import MOST_POOLED_ELEMENTS
 
 LAST, MEAN, CLS = pooling_pb2.POOLER_LAST, pooling_pb2.POOLER_MEAN, pooling_pb2.POOLER_CLS
 ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP

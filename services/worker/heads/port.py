@@ -11,11 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.device.staging import Array
-from services.worker.sampling.component import SlotState
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.staging import Array
+from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class HeadAnswer(Protocol):

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import Array, upload
-from services.worker.sampling.component import check_token_ids
-from services.worker.sampling.logprobs import RowLogprobs, SlotLogprobs, entries, named_or_best
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from services.worker.step.step_inputs import StepInputs
-from shared import columns
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.staging import Array, upload
+from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.sampling.logprobs import RowLogprobs, SlotLogprobs, entries, named_or_best
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 PIECE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
 

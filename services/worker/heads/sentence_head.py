@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from shared.errors import InvalidArgument
-from shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
 
 NAMES = ("linear.weight", "linear.bias")
 

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.heads import late_interaction
-from services.worker.heads.late_interaction import LateComparer
-from services.worker.heads.pooled_step import PooledStep
-from services.worker.heads.pooling import check_size, chosen, token_places
-from services.worker.heads.sentence_head import SentenceHead
-from services.worker.layers.pooled_classifier import PooledClassifier
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared import columns
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import pooling_pb2
+from quire.services.worker.device.staging import upload
+from quire.services.worker.heads import late_interaction
+from quire.services.worker.heads.late_interaction import LateComparer
+from quire.services.worker.heads.pooled_step import PooledStep
+from quire.services.worker.heads.pooling import check_size, chosen, token_places
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.layers.pooled_classifier import PooledClassifier
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2
 
 MODES = {
     pooling_pb2.POOLER_LAST: "last",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.columns import I32
-from shared.kv.block_hash import block_hash, page_of
-from shared.models.adapter_contents import AdapterId
+from quire.shared.columns import I32
+from quire.shared.kv.block_hash import block_hash, page_of
+from quire.shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
-    from services.worker.models.loading.weights import WeightsId
+    from quire.services.worker.models.loading.weights import WeightsId
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 

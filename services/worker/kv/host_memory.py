@@ -17,17 +17,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
-from services.worker.offload.page_names import names_of
-from services.worker.step.plan_violation import require
-from shared import columns
-from shared.columns import U32
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.worker_limits import MOST_BLOCKS
+from quire.services.worker.device.staging import upload
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
+from quire.services.worker.offload.page_names import names_of
+from quire.services.worker.step.plan_violation import require
+from quire.shared import columns
+from quire.shared.columns import U32
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.worker_limits import MOST_BLOCKS
 
 log = logger("worker.host_memory")
 

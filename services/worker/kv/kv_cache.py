@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.reference.attention.kv_dtype import as_bytes
-from services.worker.device.staging import upload
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.kv.layout import KVLayout
-from services.worker.step.block_copies import BlockCopies
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import State
+from quire.kernels.reference.attention.kv_dtype import as_bytes
+from quire.services.worker.device.staging import upload
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import State
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
@@ -129,7 +129,7 @@ def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
     Aligned to huge pages where there is room for one: what lies before the first comes in small ones, which made a
     prompt of 128 tokens on a fresh cache of Qwen3-0.6B wait 30 ms for 3,600 of them.
     """
-    from kernels import cpu
+    from quire.kernels import cpu
 
     num_bytes = math.prod(size) * dtype.itemsize
     alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE

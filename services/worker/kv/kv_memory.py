@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from services.worker.attention.port import AttentionSpec
-from services.worker.limits import WorkerLimits
-from shared.errors import InvalidArgument
-from shared.logs import logger
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.limits import WorkerLimits
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("worker.memory")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import (
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import (
     FULL,
     NOTHING,
     Full,

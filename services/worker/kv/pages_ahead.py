@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
+from quire.services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
 
 
 class PagesAhead:
@@ -44,7 +44,7 @@ class PagesAhead:
 
 def _touch(wanted: queue.SimpleQueue[tuple[int, int] | None], parts: list[Tensor]) -> None:
     """A page at a time, so that the others who ask the system for memory wait for one at most."""
-    from kernels import cpu
+    from quire.kernels import cpu
 
     while (span := wanted.get()) is not None:
         start, end = span

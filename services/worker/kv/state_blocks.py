@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from kernels.state_pages import WORD_BYTES
-from services.worker.layers.placement import LayerPlacement
-from services.worker.layers.sharding import Shard
-from services.worker.limits import WorkerLimits
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.runner.batch_invariance import BY_TORCH
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.kernels.state_pages import WORD_BYTES
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.runner.batch_invariance import BY_TORCH
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 
 def fit(

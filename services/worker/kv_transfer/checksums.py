@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shared.columns import U32
+from quire.shared.columns import U32
 
 Bytes2D = npt.NDArray[np.uint8]  # [num_pages, bytes of a page]
 

@@ -9,18 +9,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.kv_transfer.peer_pages import PeerBlocks
-from services.worker.kv_transfer.transport import PageTransport, WantedPages
-from services.worker.step.plan_violation import PlanViolation, require
-from shared import columns
-from shared.columns import U32
-from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
-from shared.kv import block_hash
-from shared.kv.kv_source import KVSource
-from shared.logs import logger
-from shared.metrics.worker import WorkerMetrics
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process.supervision import Tasks
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
+from quire.services.worker.kv_transfer.transport import PageTransport, WantedPages
+from quire.services.worker.step.plan_violation import PlanViolation, require
+from quire.shared import columns
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition, Internal, QuireError, to_proto
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_source import KVSource
+from quire.shared.logs import logger
+from quire.shared.metrics.worker import WorkerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process.supervision import Tasks
 
 log = logger("worker.kv_transfer")
 

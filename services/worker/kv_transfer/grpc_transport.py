@@ -17,17 +17,17 @@ import grpc.aio
 import numpy as np
 import torch
 
-from services.worker.kv_transfer.checksums import Bytes2D, checksums
-from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
-from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
-from shared import columns
-from shared.columns import U32, ColumnError
-from shared.errors import Unavailable
-from shared.logs import logger
-from shared.pb.worker.v1 import kv_transfer_pb2 as pb
-from shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from shared.process.supervision import is_asked_to_end
-from shared.rpc.trust import Dialler
+from quire.services.worker.kv_transfer.checksums import Bytes2D, checksums
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
+from quire.services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from quire.shared import columns
+from quire.shared.columns import U32, ColumnError
+from quire.shared.errors import Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.process.supervision import is_asked_to_end
+from quire.shared.rpc.trust import Dialler
 
 log = logger("worker.kv_transfer")
 

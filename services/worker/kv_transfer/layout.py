@@ -9,7 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from shared.models.model_identity import fingerprint, read_config
+from quire.shared.models.model_identity import fingerprint, read_config
 
 
 def layout_of(folder: Path, samples: bytes, **facts: object) -> bytes:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.kv.host_memory import Moving
-from services.worker.kv_transfer.pages import ReadPages
-from services.worker.kv_transfer.peer_pages import PeerBlocks
-from shared.columns import U32
-from shared.errors import FailedPrecondition
+from quire.services.worker.kv.host_memory import Moving
+from quire.services.worker.kv_transfer.pages import ReadPages
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.kv_transfer.fetcher import FetchReceiver
-from services.worker.kv_transfer.orders import BelieveBlocks, PageOrder, ReadBlocks, WriteBlocks
-from services.worker.kv_transfer.pages import Pages
-from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
-from shared.columns import U32
-from shared.errors import FailedPrecondition
+from quire.services.worker.kv_transfer.fetcher import FetchReceiver
+from quire.services.worker.kv_transfer.orders import BelieveBlocks, PageOrder, ReadBlocks, WriteBlocks
+from quire.services.worker.kv_transfer.pages import Pages
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition
 
 
 class AsksDevice(Protocol):

@@ -10,20 +10,27 @@ from typing import Any, Protocol
 import grpc.aio
 from torch import Tensor
 
-from services.worker.kv_transfer.checksums import checksums
-from services.worker.kv_transfer.grpc_transport import SERVICE_NAME
-from services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
-from shared import columns
-from shared.columns import U32, ColumnError
-from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
-from shared.kv import block_hash
-from shared.logs import logger
-from shared.metrics.worker import WorkerMetrics
-from shared.pb.worker.v1 import kv_transfer_pb2 as pb
-from shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from shared.process.supervision import Tasks
-from shared.rpc.parts import MOST_PART_BYTES
-from shared.rpc.trust import ServiceDoor
+from quire.services.worker.kv_transfer.checksums import checksums
+from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME
+from quire.services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
+from quire.shared import columns
+from quire.shared.columns import U32, ColumnError
+from quire.shared.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    QuireError,
+    Unavailable,
+    transport,
+)
+from quire.shared.kv import block_hash
+from quire.shared.logs import logger
+from quire.shared.metrics.worker import WorkerMetrics
+from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc.parts import MOST_PART_BYTES
+from quire.shared.rpc.trust import ServiceDoor
 
 log = logger("worker.kv_transfer")
 

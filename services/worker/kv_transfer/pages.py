@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.kv.host_memory import Moving
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv_transfer.layout import with_version
-from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
-from shared.columns import U32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.kv.host_memory import Moving
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv_transfer.layout import with_version
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
+from quire.shared.columns import U32
 
 # Of pages that are copied at a time: either takes about a millisecond, and on the CPU steps wait for it.
 PIECE_BYTES = {"cpu": 4 << 20, "cuda": 32 << 20}

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError, Rows
-from shared.columns import U32
-from shared.logs import logger
-from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError, Rows
+from quire.shared.columns import U32
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 
 log = logger("worker.kv_transfer")
 

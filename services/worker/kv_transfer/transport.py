@@ -10,10 +10,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.kv_transfer.peer_pages import PeerBlocks
-from shared.columns import U32
-from shared.errors import Internal
-from shared.kv.kv_source import KVSource
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
+from quire.shared.columns import U32
+from quire.shared.errors import Internal
+from quire.shared.kv.kv_source import KVSource
 
 
 @dataclass(frozen=True, slots=True)

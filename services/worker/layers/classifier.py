@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 class Classifier:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Projection, adapted_shape
-from services.worker.layers.sharding import WHOLE, portion
+from quire.services.worker.layers.linear import Linear, Projection, adapted_shape
+from quire.services.worker.layers.sharding import WHOLE, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.low_rank import AdaptedRows
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.layers.sharding import Shard
-    from services.worker.lora.adapters import NumberedAdapters
-    from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
-    from services.worker.lora.vocabulary_adapters import EmbeddingAdapters
+    from quire.kernels.reference.low_rank import AdaptedRows
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.sharding import Shard
+    from quire.services.worker.lora.adapters import NumberedAdapters
+    from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
+    from quire.services.worker.lora.vocabulary_adapters import EmbeddingAdapters
 
 NO_TOKEN = float("-inf")
 

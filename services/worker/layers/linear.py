@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
-from services.worker.layers.rooms import take_away
-from services.worker.layers.sharding import portion
+from quire.services.worker.layers.quantization.parts import QuantizedParts, scheme_of
+from quire.services.worker.layers.rooms import take_away
+from quire.services.worker.layers.sharding import portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.lora.adapters import NumberedAdapters
-    from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.lora.adapters import NumberedAdapters
+    from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class DenseParts:
     def pack(self) -> Any:
         if self._quantization == "none":
             return self._ops.prepare_linear(self._weight, self._bias)
-        from kernels.reference.fp8_weight import quantize_to_fp8
+        from quire.kernels.reference.fp8_weight import quantize_to_fp8
 
         weight = quantize_to_fp8(self._weight, self._bias, blocks=self._quantization == "fp8_block")
         return self._ops.prepare_quantized_linear(weight, self._weight.dtype)
@@ -212,7 +212,7 @@ class Linear:
 
 
 def adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:
-    from services.worker.lora.linear_adapters import AdaptedProjection, LayerShape
+    from quire.services.worker.lora.linear_adapters import AdaptedProjection, LayerShape
 
     adapted = [AdaptedProjection(part.name, part.out_features, part.rows) for part in parts]
     return LayerShape(adapted, in_features, columns)

@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kernels import Ops
-from services.worker.layers.context import ALL_TOKENS, Context
-from services.worker.layers.quantization.port import CheckpointQuantization
-from services.worker.layers.sharding import WHOLE, Shard, TensorPart
-from services.worker.layers.stages import ALL_LAYERS, Stage
-from services.worker.lora.adapters import NumberedAdapters
+from quire.kernels import Ops
+from quire.services.worker.layers.context import ALL_TOKENS, Context
+from quire.services.worker.layers.quantization.port import CheckpointQuantization
+from quire.services.worker.layers.sharding import WHOLE, Shard, TensorPart
+from quire.services.worker.layers.stages import ALL_LAYERS, Stage
+from quire.services.worker.lora.adapters import NumberedAdapters
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
 Destination = Tensor | TensorPart

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.models.encoders.encoder_config import EncoderConfig
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 
 
 class FloatLinear:

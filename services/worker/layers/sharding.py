@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class Collectives(Protocol):
 
     def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
         """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
-        that are launched before their inputs are there (kernels.triton.pdl)."""
+        that are launched before their inputs are there (quire.kernels.triton.pdl)."""
 
     def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
         """The same sum is added to `residual`, and what that becomes is normalised by rows, in one kernel; None, and

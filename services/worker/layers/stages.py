@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from kernels import Ops
-from kernels.reference.low_rank import AdaptedRows
-from services.worker.device.staging import Staging, upload
-from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
-from services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
-from services.worker.lora.peft_folder import PeftFolder
-from services.worker.lora.peft_scales import refusal
-from services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
-from services.worker.lora.vocabulary_adapters import EmbeddingAdapters, HeadAdapters, VocabularyAdapters
-from services.worker.lora.weight_norms import Product
-from shared.errors import InvalidArgument, ResourceExhausted
-from shared.models.adapter_contents import AdapterId
+from quire.kernels import Ops
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.services.worker.device.staging import Staging, upload
+from quire.services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
+from quire.services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
+from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
+from quire.services.worker.lora.vocabulary_adapters import EmbeddingAdapters, HeadAdapters, VocabularyAdapters
+from quire.services.worker.lora.weight_norms import Product
+from quire.shared.errors import InvalidArgument, ResourceExhausted
+from quire.shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:
-    from services.worker.limits import WorkerLimits
-    from services.worker.step.admission import SlotAdmission
-    from services.worker.step.slots import Rows
-    from services.worker.step.step_inputs import StepInputs
+    from quire.services.worker.limits import WorkerLimits
+    from quire.services.worker.step.admission import SlotAdmission
+    from quire.services.worker.step.slots import Rows
+    from quire.services.worker.step.step_inputs import StepInputs
 
 L = TypeVar("L", bound=LinearAdapters)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import Ops
-from kernels.reference.low_rank import ExpertAdditions, LowRankAddition
-from services.worker.lora.expert_stacks import ExpertSizes
-from services.worker.lora.linear_adapters import AdaptedProjection, AdapterRoom, LayerShape
-from services.worker.lora.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
-from services.worker.lora.peft_scales import refusal
-from services.worker.lora.step_rows import StepRows
+from quire.kernels import Ops
+from quire.kernels.reference.low_rank import ExpertAdditions, LowRankAddition
+from quire.services.worker.lora.expert_stacks import ExpertSizes
+from quire.services.worker.lora.linear_adapters import AdaptedProjection, AdapterRoom, LayerShape
+from quire.services.worker.lora.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.step_rows import StepRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.worker.allowed_folders import AllowedFolders
-from services.worker.lora import peft_folder
-from services.worker.lora.peft_folder import PeftFolder
-from shared.errors import InvalidArgument
+from quire.services.worker.allowed_folders import AllowedFolders
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.shared.errors import InvalidArgument
 
 
 class AdapterFolders:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import Ops
-from kernels.reference.low_rank import AdaptedRows, LowRankAddition
-from services.worker.lora.base_copies import probes
-from services.worker.lora.peft_folder import LowRank, PeftFolder
-from services.worker.lora.peft_scales import refusal
-from services.worker.lora.step_rows import StepRows
-from services.worker.lora.weight_norms import Product, WeightNorms
+from quire.kernels import Ops
+from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
+from quire.services.worker.lora.base_copies import probes
+from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.lora.weight_norms import Product, WeightNorms
 
 
 @dataclass(frozen=True, slots=True)

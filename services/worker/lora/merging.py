@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.worker.lora.base_copies import probes
-from services.worker.lora.peft_folder import LowRank, PeftFolder
-from services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.base_copies import probes
+from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
 
 WEIGHT = ".weight"
 HEAD = "lm_head"

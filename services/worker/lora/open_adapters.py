@@ -6,21 +6,21 @@ from pathlib import Path
 
 import torch
 
-from kernels import Ops
-from services.worker.device.device import Device
-from services.worker.device.staging import staging_for
-from services.worker.limits import WorkerLimits
-from services.worker.lora import peft_folder
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.lora.folders import AdapterFolders
-from services.worker.lora.linear_adapters import AdapterRoom
-from services.worker.lora.peft_folder import DamagedAdapter, PeftFolder
-from services.worker.lora.peft_scales import refusal
-from services.worker.lora.reader import AdapterReader
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.models import model_identity
-from shared.settings import WorkerSettings
+from quire.kernels import Ops
+from quire.services.worker.device.device import Device
+from quire.services.worker.device.staging import staging_for
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.folders import AdapterFolders
+from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.lora.peft_folder import DamagedAdapter, PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.reader import AdapterReader
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.models import model_identity
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.lora")
 

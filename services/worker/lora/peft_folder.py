@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from services.worker.lora import peft_scales
-from services.worker.lora.base_copies import BaseCopy
-from services.worker.lora.peft_scales import Scales, refusal
-from shared.errors import InvalidArgument
+from quire.services.worker.lora import peft_scales
+from quire.services.worker.lora.base_copies import BaseCopy
+from quire.services.worker.lora.peft_scales import Scales, refusal
+from quire.shared.errors import InvalidArgument
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

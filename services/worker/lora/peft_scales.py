@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 MOST_ALPHA = 1_000_000
 MOST_PATTERNS = 100_000

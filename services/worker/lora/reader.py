@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from services.worker.lora.folders import AdapterFolders
-from services.worker.lora.peft_folder import PeftFolder
-from services.worker.structured.background import Background
-from shared.errors import FailedPrecondition, Internal, QuireError
-from shared.logs import logger
-from shared.models.adapter_contents import AdapterId
+from quire.services.worker.lora.folders import AdapterFolders
+from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.services.worker.structured.background import Background
+from quire.shared.errors import FailedPrecondition, Internal, QuireError
+from quire.shared.logs import logger
+from quire.shared.models.adapter_contents import AdapterId
 
 log = logger("worker.lora")
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from kernels.reference.low_rank import AdaptedRows
-from services.worker.device.staging import Array, Staging, aligned
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.services.worker.device.staging import Array, Staging, aligned
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 NO_ADAPTER = -1
 

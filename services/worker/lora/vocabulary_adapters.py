@@ -13,9 +13,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
-from services.worker.lora.peft_folder import LowRank, PeftFolder
-from services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
+from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft_scales import refusal
 
 
 class VocabularyAdapters(LinearAdapters):

@@ -12,25 +12,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from services.worker.layers.attention.rotary import cos_sin_table
-from services.worker.layers.classifier import Classifier
-from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.left_sums import leave_sums
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
+from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.layers.classifier import Classifier
+from quire.services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.left_sums import leave_sums
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
 
-    from kernels.reference.low_rank import AdaptedRows
-    from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
-    from services.worker.models.single_row import RowKernels
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.kernels.reference.low_rank import AdaptedRows
+    from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
+    from quire.services.worker.models.single_row import RowKernels
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 TIED_HEAD = "lm_head.weight"
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from services.worker.layers.sharding import Collectives
+    from quire.services.worker.layers.sharding import Collectives
 
 
 @runtime_checkable

@@ -6,23 +6,23 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.attention.latent_attention import LatentAttention
-from services.worker.layers.feed_forward.experts import SparseMLP
-from services.worker.layers.feed_forward.mlp import MLP
-from services.worker.layers.feed_forward.quantized_experts import experts_of
-from services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
-from services.worker.layers.recurrent.state_space import StateSpace
-from services.worker.models import single_row
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.attention.latent_attention import LatentAttention
+from quire.services.worker.layers.feed_forward.experts import SparseMLP
+from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.feed_forward.quantized_experts import experts_of
+from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
+from quire.services.worker.layers.recurrent.state_space import StateSpace
+from quire.services.worker.models import single_row
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import Alternative, LayerPlacement
 
 
 class MixtureLayer(LlamaLayer):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.embedding import Embedding
-from services.worker.models.causal_lm import CausalLM
+from quire.services.worker.layers.embedding import Embedding
+from quire.services.worker.models.causal_lm import CausalLM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class LearnedPositions(CausalLM):

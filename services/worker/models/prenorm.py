@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.mlp import PlainMLP
-from services.worker.layers.norm.layer_norm import LayerNorm
-from services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.mlp import PlainMLP
+from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.composed_layer import ComposedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class PrenormLayer(ComposedLayer):

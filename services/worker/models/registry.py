@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.class_defaults import with_defaults
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.size_bounds import check_sizes
-from services.worker.models.encoders.encoder import EncoderModel
-from services.worker.models.encoders.encoder_config import EncoderConfig
-from services.worker.models.of_transformers import transformers_config
-from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from shared import plugins
-from shared.errors import InvalidArgument
-from shared.models import encoder_names, model_identity
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.class_defaults import with_defaults
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.size_bounds import check_sizes
+from quire.services.worker.models.encoders.encoder import EncoderModel
+from quire.services.worker.models.encoders.encoder_config import EncoderConfig
+from quire.services.worker.models.of_transformers import transformers_config
+from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import encoder_names, model_identity
 
 GROUP = "quire.models"
 CLASSIFIES, GOES_ON = "ForSequenceClassification", "ForCausalLM"
@@ -24,44 +24,44 @@ Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code,
 
 # Architecture -> its class, a CausalLM; imported when needed.
 ARCHITECTURES = {
-    "Cohere2ForCausalLM": "services.worker.models.families.cohere:Cohere2ForCausalLM",
-    "CohereForCausalLM": "services.worker.models.families.cohere:CohereForCausalLM",
-    "DeepseekV2ForCausalLM": "services.worker.models.families.deepseek:DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM": "services.worker.models.families.deepseek:DeepseekV3ForCausalLM",
-    "FalconH1ForCausalLM": "services.worker.models.families.falcon_h1:FalconH1ForCausalLM",
-    "GPT2LMHeadModel": "services.worker.models.families.gpt2:GPT2LMHeadModel",
-    "Gemma2ForCausalLM": "services.worker.models.families.gemma2:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "services.worker.models.families.gemma3:Gemma3ForCausalLM",
-    "GemmaForCausalLM": "services.worker.models.families.gemma:GemmaForCausalLM",
-    "Glm4ForCausalLM": "services.worker.models.families.glm4:Glm4ForCausalLM",
-    "GlmForCausalLM": "services.worker.models.families.glm4:GlmForCausalLM",
-    "GraniteForCausalLM": "services.worker.models.families.granite:GraniteForCausalLM",
-    "GptOssForCausalLM": "services.worker.models.families.gpt_oss:GptOssForCausalLM",
-    "GraniteMoeHybridForCausalLM": "services.worker.models.families.granite_hybrid:GraniteMoeHybridForCausalLM",
-    "GraniteMoeForCausalLM": "services.worker.models.families.granite_moe:GraniteMoeForCausalLM",
-    "Llama4ForCausalLM": "services.worker.models.families.llama4:Llama4ForCausalLM",
-    "LlamaForCausalLM": "services.worker.models.families.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "services.worker.models.families.mistral:MistralForCausalLM",
-    "MixtralForCausalLM": "services.worker.models.families.mixtral:MixtralForCausalLM",
-    "OPTForCausalLM": "services.worker.models.families.opt:OPTForCausalLM",
-    "Olmo2ForCausalLM": "services.worker.models.families.olmo2:Olmo2ForCausalLM",
-    "Phi3ForCausalLM": "services.worker.models.families.phi3:Phi3ForCausalLM",
-    "OlmoeForCausalLM": "services.worker.models.families.olmoe:OlmoeForCausalLM",
-    "Qwen2ForCausalLM": "services.worker.models.families.qwen2:Qwen2ForCausalLM",
-    "Qwen2MoeForCausalLM": "services.worker.models.families.qwen2_moe:Qwen2MoeForCausalLM",
-    "Qwen3ForCausalLM": "services.worker.models.families.qwen3:Qwen3ForCausalLM",
-    "Qwen3NextForCausalLM": "services.worker.models.families.qwen3_next:Qwen3NextForCausalLM",
-    "Qwen3MoeForCausalLM": "services.worker.models.families.qwen3_moe:Qwen3MoeForCausalLM",
-    "SmolLM3ForCausalLM": "services.worker.models.families.smollm3:SmolLM3ForCausalLM",
-    "Starcoder2ForCausalLM": "services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
+    "Cohere2ForCausalLM": "quire.services.worker.models.families.cohere:Cohere2ForCausalLM",
+    "CohereForCausalLM": "quire.services.worker.models.families.cohere:CohereForCausalLM",
+    "DeepseekV2ForCausalLM": "quire.services.worker.models.families.deepseek:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "quire.services.worker.models.families.deepseek:DeepseekV3ForCausalLM",
+    "FalconH1ForCausalLM": "quire.services.worker.models.families.falcon_h1:FalconH1ForCausalLM",
+    "GPT2LMHeadModel": "quire.services.worker.models.families.gpt2:GPT2LMHeadModel",
+    "Gemma2ForCausalLM": "quire.services.worker.models.families.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "quire.services.worker.models.families.gemma3:Gemma3ForCausalLM",
+    "GemmaForCausalLM": "quire.services.worker.models.families.gemma:GemmaForCausalLM",
+    "Glm4ForCausalLM": "quire.services.worker.models.families.glm4:Glm4ForCausalLM",
+    "GlmForCausalLM": "quire.services.worker.models.families.glm4:GlmForCausalLM",
+    "GraniteForCausalLM": "quire.services.worker.models.families.granite:GraniteForCausalLM",
+    "GptOssForCausalLM": "quire.services.worker.models.families.gpt_oss:GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM": "quire.services.worker.models.families.granite_hybrid:GraniteMoeHybridForCausalLM",
+    "GraniteMoeForCausalLM": "quire.services.worker.models.families.granite_moe:GraniteMoeForCausalLM",
+    "Llama4ForCausalLM": "quire.services.worker.models.families.llama4:Llama4ForCausalLM",
+    "LlamaForCausalLM": "quire.services.worker.models.families.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "quire.services.worker.models.families.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "quire.services.worker.models.families.mixtral:MixtralForCausalLM",
+    "OPTForCausalLM": "quire.services.worker.models.families.opt:OPTForCausalLM",
+    "Olmo2ForCausalLM": "quire.services.worker.models.families.olmo2:Olmo2ForCausalLM",
+    "Phi3ForCausalLM": "quire.services.worker.models.families.phi3:Phi3ForCausalLM",
+    "OlmoeForCausalLM": "quire.services.worker.models.families.olmoe:OlmoeForCausalLM",
+    "Qwen2ForCausalLM": "quire.services.worker.models.families.qwen2:Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM": "quire.services.worker.models.families.qwen2_moe:Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM": "quire.services.worker.models.families.qwen3:Qwen3ForCausalLM",
+    "Qwen3NextForCausalLM": "quire.services.worker.models.families.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3MoeForCausalLM": "quire.services.worker.models.families.qwen3_moe:Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM": "quire.services.worker.models.families.smollm3:SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM": "quire.services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
 }
 
 # The same for encoders, by family (shared/models/encoder_names.py).
 ENCODERS = {
-    "Bert": "services.worker.models.encoders.bert:Bert",
-    "ModernBert": "services.worker.models.encoders.modernbert:ModernBert",
-    "Roberta": "services.worker.models.encoders.roberta:Roberta",
-    "XLMRoberta": "services.worker.models.encoders.roberta:Roberta",
+    "Bert": "quire.services.worker.models.encoders.bert:Bert",
+    "ModernBert": "quire.services.worker.models.encoders.modernbert:ModernBert",
+    "Roberta": "quire.services.worker.models.encoders.roberta:Roberta",
+    "XLMRoberta": "quire.services.worker.models.encoders.roberta:Roberta",
 }
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.mlp import MLP
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.models.composed_layer import ComposedLayer
-from services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

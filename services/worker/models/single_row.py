@@ -1,6 +1,6 @@
 """A step of one token as a chain of fused kernels: a single stream is bound by the time between them.
 
-Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (kernels.triton:
+Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (quire.kernels.triton:
 row_linear, row_attention, pdl). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as CausalLM.forward with
 cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an adapter adds to a
 product is half made in the same launch, half in one more behind it.
@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.experts_config import ExpertsConfig
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.sharding import WHOLE, Shard
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.experts_config import ExpertsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from kernels.routing import Routing
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.lora.linear_adapters import LinearAdapters
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.kernels.routing import Routing
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.lora.linear_adapters import LinearAdapters
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
@@ -43,8 +43,8 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "sums in an order of its own"
     if not place.shard.collectives.joins_chains:
         return "ranks add up with NCCL"
-    if place.ops.sources["rms_norm"] != "kernels.triton":
-        return "needs kernels.triton"
+    if place.ops.sources["rms_norm"] != "quire.kernels.triton":
+        return "needs quire.kernels.triton"
     if config.attention_sinks:
         return "attention sinks have no place in the chain"
     return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
@@ -57,9 +57,9 @@ def _weights_reject_reason(place: LayerPlacement) -> str | None:
 
 
 def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
-    from kernels.reference.fp8_weight import BLOCK
-    from kernels.triton.single_row.row_attention import row_attention_takes
-    from kernels.triton.single_row.row_linear import row_linear_takes
+    from quire.kernels.reference.fp8_weight import BLOCK
+    from quire.kernels.triton.single_row.row_attention import row_attention_takes
+    from quire.kernels.triton.single_row.row_linear import row_linear_takes
 
     if not row_attention_takes(config.head_dim):
         return f"heads of {config.head_dim} do not fall into halves of matrix operands"
@@ -74,7 +74,7 @@ def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | 
 
 def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
     """The same for a choice of experts in place of the feed-forward layer."""
-    from kernels.triton.single_row.row_experts import row_experts_takes
+    from quire.kernels.triton.single_row.row_experts import row_experts_takes
 
     if not shard.is_whole:
         return "experts' results are added to the residual before ranks could add them up"
@@ -97,11 +97,11 @@ class RowKernels:
 
     def __init__(self, cos_sin: Tensor, shard: Shard, *, pdl: bool) -> None:
         """`pdl`: the device has programmatic dependent launch."""
-        from kernels.triton.single_row.row_attention import row_attention
-        from kernels.triton.single_row.row_experts import row_experts
-        from kernels.triton.single_row.row_linear import RowNorm, row_linear
-        from kernels.triton.single_row.row_low_rank import row_low_rank
-        from kernels.triton.single_row.row_narrow import Narrow
+        from quire.kernels.triton.single_row.row_attention import row_attention
+        from quire.kernels.triton.single_row.row_experts import row_experts
+        from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
+        from quire.kernels.triton.single_row.row_low_rank import row_low_rank
+        from quire.kernels.triton.single_row.row_narrow import Narrow
 
         self._attention: Callable[..., Tensor] = row_attention
         self._experts: Callable[..., None] = row_experts

@@ -11,15 +11,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.reference.low_rank import AdaptedRows
-from services.worker.attention.port import AttentionBackend, AttentionMetadata
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM, joined
-from services.worker.step.forward_batch import ForwardBatch
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM, joined
+from quire.services.worker.step.forward_batch import ForwardBatch
 
-PACKAGE = "kernels.cpu"
+PACKAGE = "quire.kernels.cpu"
 SEES_ALL = -1  # of a tree's mask
 
 
@@ -46,7 +46,7 @@ class TapedModel:
 
     def __init__(self, model: CausalLM, caches: list[LayerCache], limits: WorkerLimits, *, trees: bool = False) -> None:
         """`trees`: drafts may be such."""
-        from kernels.cpu.tape import Tape
+        from quire.kernels.cpu.tape import Tape
 
         self._model, self._caches = model, caches
         num_seqs = limits.max_num_seqs

@@ -21,7 +21,7 @@ import stat
 import struct
 from pathlib import Path
 
-from shared.kv.block_hash import page_of
+from quire.shared.kv.block_hash import page_of
 
 _FACTS = struct.Struct("<8sQ32s32sI32s")
 MAGIC = b"QUIREKV\x02"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.worker.offload.page_names import names_of
-from services.worker.step.plan_violation import require
-from shared import columns
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.offload.page_names import names_of
+from quire.services.worker.step.plan_violation import require
+from quire.shared import columns
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.offload import block_file
-from services.worker.offload.block_file import WrongBlock
-from services.worker.offload.disk_moves import Answer, DiskMove, MoveUnderWay
-from services.worker.offload.folder import BlockFolder, file_of, remove
-from shared.logs import logger
+from quire.services.worker.offload import block_file
+from quire.services.worker.offload.block_file import WrongBlock
+from quire.services.worker.offload.disk_moves import Answer, DiskMove, MoveUnderWay
+from quire.services.worker.offload.folder import BlockFolder, file_of, remove
+from quire.shared.logs import logger
 
 log = logger("worker.offload")
 

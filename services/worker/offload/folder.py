@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from services.worker.offload.block_file import HEADER_BYTES
-from shared.errors import InvalidArgument
+from quire.services.worker.offload.block_file import HEADER_BYTES
+from quire.shared.errors import InvalidArgument
 
 _BLOCK = re.compile(r"([0-9a-f]{8})-((?:[0-9a-f]{2})?[0-9a-f]{64})\.kv")
 _GENERATION = re.compile(r"([0-9a-f]{64})-([0-9]{1,9})")

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.offload.folder import OwnFolder
-from shared.errors import InvalidArgument
-from shared.kv.block_hash import page_name, page_of
+from quire.services.worker.offload.folder import OwnFolder
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.block_hash import page_name, page_of
 
 MAGIC = b"QUIREHM\x02"
 PAGE = 4096

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from services.worker.models.loading.loader import FILES
-from shared.logs import logger
+from quire.services.worker.models.loading.loader import FILES
+from quire.shared.logs import logger
 
 log = logger("worker.offload")
 

@@ -7,24 +7,24 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import GIB, BlockShape
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.offload import host_region
-from services.worker.offload.block_file import HEADER_BYTES
-from services.worker.offload.disk_store import DiskObserver, DiskStore
-from services.worker.offload.folder import BlockFolder, OwnFolder
-from services.worker.offload.host_region import HostRegion
-from services.worker.offload.identity import identity_of, weights_digest
-from services.worker.offload.tiers import Tiers
-from services.worker.spec_decode.drafter import Drafter
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import KVGroup
-from shared.logs import logger
-from shared.settings import WorkerSettings
-from shared.worker_limits import MOST_BLOCKS
+from quire.services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.kv_memory import GIB, BlockShape
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.offload import host_region
+from quire.services.worker.offload.block_file import HEADER_BYTES
+from quire.services.worker.offload.disk_store import DiskObserver, DiskStore
+from quire.services.worker.offload.folder import BlockFolder, OwnFolder
+from quire.services.worker.offload.host_region import HostRegion
+from quire.services.worker.offload.identity import identity_of, weights_digest
+from quire.services.worker.offload.tiers import Tiers
+from quire.services.worker.spec_decode.drafter import Drafter
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import KVGroup
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
+from quire.shared.worker_limits import MOST_BLOCKS
 
 log = logger("worker.offload")
 

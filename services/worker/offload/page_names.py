@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.worker.step.plan_violation import require
-from shared import columns
-from shared.kv import block_hash
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.plan_violation import require
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 def names_of(order: pb.Transfer | pb.DiskTransfer, num_groups: int) -> list[bytes]:

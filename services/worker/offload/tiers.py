@@ -6,8 +6,8 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
-    from services.worker.kv.host_memory import HostMemory
-    from services.worker.offload.disk_store import DiskStore
+    from quire.services.worker.kv.host_memory import HostMemory
+    from quire.services.worker.offload.disk_store import DiskStore
 
 
 class Tiers(NamedTuple):

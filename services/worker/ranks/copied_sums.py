@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.worker.device.peer_driver import PeerDriver
+from quire.services.worker.device.peer_driver import PeerDriver
 
 HALF_BYTES = 64 << 20  # 8,192 rows of 4,096 elements of 2 bytes; of more, a half is added up before the next is begun
 NUMBERS_BYTES = ALIGNED = 256

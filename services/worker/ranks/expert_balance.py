@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.layers.feed_forward.expert_places import NOBODY, Held
-from shared.logs import logger
+from quire.services.worker.layers.feed_forward.expert_places import NOBODY, Held
+from quire.shared.logs import logger
 
 if TYPE_CHECKING:  # placements are also computed where there is no torch
     from torch import Tensor
 
-    from services.worker.layers.feed_forward.experts import SparseMLP
-    from services.worker.layers.sharding import Shard
+    from quire.services.worker.layers.feed_forward.experts import SparseMLP
+    from quire.services.worker.layers.sharding import Shard
 
 Load = npt.NDArray[np.int64]  # [num_experts]: tokens
 log = logger("worker.ranks")

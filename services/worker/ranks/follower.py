@@ -13,17 +13,17 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from services.worker.flight import StepInFlight
-from services.worker.kv.host_memory import Moving
-from services.worker.ranks.grammars import FollowedGrammars
-from services.worker.ranks.ring import RingReader
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
-from services.worker.replica import Replica
-from shared import logs
-from shared.errors import QuireError
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process.lifecycle import EXIT_FAILED
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.kv.host_memory import Moving
+from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.ranks.ring import RingReader
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
+from quire.services.worker.replica import Replica
+from quire.shared import logs
+from quire.shared.errors import QuireError
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process.lifecycle import EXIT_FAILED
 
 log = logs.logger("worker.ranks")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import DeadlineExceeded
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared.errors import DeadlineExceeded
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 30.0  # rank 0 has compiled it by then, and all began at the same time
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from services.worker.step.step_inputs import StepInputs
-from shared.errors import Internal
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.errors import Internal
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class RankFailure(Internal):

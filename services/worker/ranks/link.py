@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from services.worker.layers.stages import ReturningStates
+from quire.services.worker.layers.stages import ReturningStates
 
 SPARE_SENDS = 2  # kept beside those of the steps under way, which are as many as there are stages
 

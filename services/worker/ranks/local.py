@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.hosts.nodes import ALONE, Nodes
-from services.worker.ranks.processes import Rank, RankProcesses
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
-from services.worker.step.step_inputs import StepInputs
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
+from quire.services.worker.ranks.processes import Rank, RankProcesses
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 LOOPBACK = "127.0.0.1"
 START_PATIENCE_S = 600.0  # a rank loads its weights

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from services.worker.device.bytes_at import bytes_at
-from services.worker.device.peer_driver import PeerDriver, PeerMemoryError
-from services.worker.ranks.copied_sums import CopiedSums, GpuStreams, region_bytes
-from shared.logs import logger
+from quire.services.worker.device.bytes_at import bytes_at
+from quire.services.worker.device.peer_driver import PeerDriver, PeerMemoryError
+from quire.services.worker.ranks.copied_sums import CopiedSums, GpuStreams, region_bytes
+from quire.shared.logs import logger
 
 if TYPE_CHECKING:
-    from kernels.triton.rank_sums import RankMailbox
-    from kernels.triton.two_shot_sums import SumExchange
+    from quire.kernels.triton.rank_sums import RankMailbox
+    from quire.kernels.triton.two_shot_sums import SumExchange
 
 log = logger("worker.ranks")
 
@@ -41,7 +41,7 @@ class RankStore(Protocol):
 
 def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -> RankMailbox | None:
     """Every rank calls it. None where this one cannot reach all others; each has to ask them whether they can."""
-    from kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
+    from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
 
     num_blocks = MOST_BYTES // (size - 1) // (4 * BLOCK)
     shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox")
@@ -57,8 +57,8 @@ def open_exchange(
     store: RankStore, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
 ) -> SumExchange | None:
     """The same for sums of many bytes. `name`: of this one, where there are several."""
-    from kernels.triton import two_shot_sums
-    from kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
+    from quire.kernels.triton import two_shot_sums
+    from quire.kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
 
     chunk_bytes = CHUNK_BYTES // (size - 1) // BLOCK_BYTES * BLOCK_BYTES
     shared = _share(store, rank, size, two_shot_sums.region_bytes(size, chunk_bytes), name)
@@ -89,7 +89,7 @@ def open_copied_sums(store: RankStore, rank: int, size: int, device: torch.devic
 
 def two_shot_pays(x: torch.Tensor, size: int) -> bool:
     """For such a part, which one shot does not take. The same on all ranks."""
-    from kernels.triton.two_shot_sums import two_shot_sum_takes
+    from quire.kernels.triton.two_shot_sums import two_shot_sum_takes
 
     return x.nbytes <= TWO_SHOT_BYTES.get(size, OF_OTHERS) and two_shot_sum_takes(x)
 

@@ -12,12 +12,12 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
-from services.worker.ranks import follower
-from services.worker.ranks.follower import Lines, RankReplica
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.ring import Ring
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import RankReply
+from quire.services.worker.ranks import follower
+from quire.services.worker.ranks.follower import Lines, RankReplica
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.ring import Ring
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.wire import RankReply
 
 # Looks at a rank, of check(), between two signs of life. Looks and not a clock: where the whole group has been stopped
 # and goes on, nobody is taken for dead.

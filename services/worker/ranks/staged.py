@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.worker.layers.stages import FIELD
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
-from services.worker.ranks.seat import Seat
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker.layers.stages import FIELD
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 
 def check(settings: WorkerSettings, family: type[CausalLM], seat: Seat) -> None:

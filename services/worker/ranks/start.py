@@ -8,25 +8,25 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from services.worker.building.build import build_replica, open_grammars
-from services.worker.models.loading import weight_samples
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.grammars import FollowedGrammars
-from services.worker.ranks.hosts import node
-from services.worker.ranks.hosts.channel import Proofs
-from services.worker.ranks.hosts.interfaces import interface_of
-from services.worker.ranks.hosts.nodes import ALONE, Nodes
-from services.worker.ranks.hosts.wire import Welcome
-from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.seat import Seat
-from services.worker.structured.compile_pool import CompilePool
-from shared import logs
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.models import model_identity
-from shared.security.tls import server_context
-from shared.settings import Settings, WorkerSettings
-from shared.settings.base import is_secret
-from shared.version import VERSION
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.models.loading import weight_samples
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.ranks.hosts import node
+from quire.services.worker.ranks.hosts.channel import Proofs
+from quire.services.worker.ranks.hosts.interfaces import interface_of
+from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
+from quire.services.worker.ranks.hosts.wire import Welcome
+from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared import logs
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.models import model_identity
+from quire.shared.security.tls import server_context
+from quire.shared.settings import Settings, WorkerSettings
+from quire.shared.settings.base import is_secret
+from quire.shared.version import VERSION
 
 log = logs.logger("worker.node")
 

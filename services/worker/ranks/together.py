@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.peer_memory import RankStore, open_copied_sums, open_exchange, open_mailbox, two_shot_pays
+from quire.services.worker.ranks.peer_memory import (
+    RankStore,
+    open_copied_sums,
+    open_exchange,
+    open_mailbox,
+    two_shot_pays,
+)
 
 if TYPE_CHECKING:
-    from kernels.triton.rank_sums import RankMailbox
-    from kernels.triton.two_shot_sums import SumExchange
+    from quire.kernels.triton.rank_sums import RankMailbox
+    from quire.kernels.triton.two_shot_sums import SumExchange
 
 # By the name that torch has for it: a newer one, or that of 2.11.
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -96,7 +102,7 @@ class Together:
     def add_up_normed(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
         if self._mailbox is None:
             return None
-        from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
+        from quire.kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
 
         if not normed_sum_takes(x, weight, self._mailbox):
             return None
@@ -105,12 +111,12 @@ class Together:
     def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
         """In place of the residual, or of `x`."""
         if self._mailbox is not None:
-            from kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
+            from quire.kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
 
             if sum_of_ranks_takes(x, self._mailbox):
                 return sum_of_ranks(x, self._mailbox, residual, pdl=pdl)
         if self._exchange is not None and two_shot_pays(x, self._size):
-            from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+            from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
 
             return two_shot_sum_of_ranks(x, self._exchange, residual)
         distributed.all_reduce(x, group=self._group)

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from services.worker.step.step_inputs import StepInputs
+from quire.services.worker.step.step_inputs import StepInputs
 
 HEAD = struct.Struct("<QB")
 TRANSFER_ID_BYTES = 8

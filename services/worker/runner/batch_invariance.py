@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import torch
 
-from services.worker.layers.placement import LayerPlacement
-from services.worker.spec_decode.config import SpeculativeConfig
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
-BY_TORCH = "kernels.reference"
+BY_TORCH = "quire.kernels.reference"
 # Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
 NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
 # Not called where there is no adapter, where nothing latent is cached, and where no layer is recurrent.
@@ -29,7 +29,7 @@ TAKES_ROWS = {
     "cpu": frozenset({"best_of_part", "best_of_parts", "digit_sums", "log_softmax"}) | NOT_CALLED,
     "cuda": frozenset({"embed"}) | NOT_CALLED,
 }
-PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
+PACKAGE = {"cpu": "quire.kernels.cpu", "cuda": "quire.kernels.triton"}  # without which there is none for a device
 
 
 def check(

@@ -15,37 +15,37 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.reference.low_rank import AdaptedRows
-from services.worker.device.device import Device
-from services.worker.device.staging import Staging, staging_for, upload
-from services.worker.device.step_timer import StepTimer
-from services.worker.graphs.chunk_graphs import ChunkGraphs
-from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import ReadyStep, StepGraphs
-from services.worker.graphs.stage_graphs import SampleGraphs
-from services.worker.graphs.step_edges import SlotMemory
-from services.worker.heads.heads import Heads, StepHeads
-from services.worker.heads.port import HeadLaunch
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.pages_ahead import PagesAhead
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.runner.context_parallel import ContextParallel
-from services.worker.runner.output import Launch
-from services.worker.runner.pipeline import RunnerStage, StageLaunch
-from services.worker.runner.step_batches import StepBatches, Uploaded
-from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.step.beam_moves import BeamMoves
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from services.worker.step.text_marks import TextMarks
-from services.worker.step.token_shares import TokenShares
-from shared.columns import I32
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.services.worker.device.device import Device
+from quire.services.worker.device.staging import Staging, staging_for, upload
+from quire.services.worker.device.step_timer import StepTimer
+from quire.services.worker.graphs.chunk_graphs import ChunkGraphs
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs
+from quire.services.worker.graphs.recorded_steps import ReadyStep, StepGraphs
+from quire.services.worker.graphs.stage_graphs import SampleGraphs
+from quire.services.worker.graphs.step_edges import SlotMemory
+from quire.services.worker.heads.heads import Heads, StepHeads
+from quire.services.worker.heads.port import HeadLaunch
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.pages_ahead import PagesAhead
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.runner.context_parallel import ContextParallel
+from quire.services.worker.runner.output import Launch
+from quire.services.worker.runner.pipeline import RunnerStage, StageLaunch
+from quire.services.worker.runner.step_batches import StepBatches, Uploaded
+from quire.services.worker.sampling.sampler import Sampled, Sampler
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.services.worker.step.text_marks import TextMarks
+from quire.services.worker.step.token_shares import TokenShares
+from quire.shared.columns import I32
 
 if TYPE_CHECKING:
-    from services.worker.layers.context import Context
+    from quire.services.worker.layers.context import Context
 
 
 class Model(Protocol):

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from services.worker.device.staging import Array, Staging
-from services.worker.device.step_timer import StepTimer, Timings
-from services.worker.heads.features import Features
-from services.worker.heads.port import HeadAnswer, HeadLaunch
-from services.worker.sampling.sampler import Sampled
-from services.worker.spec_decode.drafts import REFUSED, DraftRows
-from services.worker.spec_decode.trees.tree_rows import Moved
-from services.worker.step.slots import Rows
-from shared.columns import I32
-from shared.errors import QuireError
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.step_value import step_value
+from quire.services.worker.device.staging import Array, Staging
+from quire.services.worker.device.step_timer import StepTimer, Timings
+from quire.services.worker.heads.features import Features
+from quire.services.worker.heads.port import HeadAnswer, HeadLaunch
+from quire.services.worker.sampling.sampler import Sampled
+from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows
+from quire.services.worker.spec_decode.trees.tree_rows import Moved
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
+from quire.shared.errors import QuireError
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
 
 
 @step_value

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.step_timer import StepTimer
-from services.worker.runner.output import Launch, RunnerOutput
-from services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
+from quire.services.worker.device.step_timer import StepTimer
+from quire.services.worker.runner.output import Launch, RunnerOutput
+from quire.services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from services.worker.device.staging import Staging
-    from services.worker.graphs.recorded_steps import ReadyStep
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.stages import ReturningStates, Stage
-    from services.worker.models.causal_lm import CausalLM
-    from services.worker.step.forward_batch import ForwardBatch
-    from services.worker.step.slots import Rows
-    from services.worker.step.step_inputs import StepInputs
+    from quire.services.worker.device.staging import Staging
+    from quire.services.worker.graphs.recorded_steps import ReadyStep
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.stages import ReturningStates, Stage
+    from quire.services.worker.models.causal_lm import CausalLM
+    from quire.services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.step.slots import Rows
+    from quire.services.worker.step.step_inputs import StepInputs
 
 End = Callable[[Tensor | None], Launch]  # launches what a step ends in, from its hidden states; None: it has no tokens
 

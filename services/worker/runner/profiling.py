@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.worker.limits import WorkerLimits
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.drafted_states import Lags
-from services.worker.step.slots import NO_BLOCKS
-from services.worker.step.step_inputs import StepInputs
-from shared.errors import InvalidArgument, QuireError
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.slots import NO_BLOCKS
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.pb.common.v1 import sampling_pb2
 
 # Filters that sort the vocabulary need more memory than any other choice.
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)

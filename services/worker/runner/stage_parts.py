@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from services.worker.device.staging import Staging
-    from services.worker.graphs.recorded_steps import ReadyStep
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.models.causal_lm import CausalLM
-    from services.worker.step.forward_batch import ForwardBatch
-    from services.worker.step.step_inputs import StepInputs
+    from quire.services.worker.device.staging import Staging
+    from quire.services.worker.graphs.recorded_steps import ReadyStep
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.models.causal_lm import CausalLM
+    from quire.services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.step.step_inputs import StepInputs
 
 
 class StagePart(Protocol):

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata
-from services.worker.device.device import Device
-from services.worker.device.staging import Staging, upload
-from services.worker.graphs.step_edges import SlotMemory
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.step.drafted_states import drafted_states
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
-from services.worker.step.text_marks import TextMarks
-from shared.step_value import step_value
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.device.device import Device
+from quire.services.worker.device.staging import Staging, upload
+from quire.services.worker.graphs.step_edges import SlotMemory
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.step.drafted_states import drafted_states
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.services.worker.step.text_marks import TextMarks
+from quire.shared.step_value import step_value
 
 
 @step_value

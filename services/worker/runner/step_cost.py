@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernels.state_pages import WORD_BYTES
-from services.worker.layers.placement import Destination, memory_of
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.step.step_inputs import StepInputs
-from shared.metrics.worker import StepCost
+from quire.kernels.state_pages import WORD_BYTES
+from quire.services.worker.layers.placement import Destination, memory_of
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.metrics.worker import StepCost
 
 OPERATIONS_ON_STATE = 7  # an element and token: forgotten, multiplied by k, changed, multiplied by q
 MATRIX = 2  # dimensions; biases and the weights of norms, which have one, cost next to nothing

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.sampler import Ready
-from services.worker.spec_decode.drafts import REFUSED, DraftRows
-from services.worker.spec_decode.rejection import keep_or_draw
-from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.sampler import Ready
+from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows
+from quire.services.worker.spec_decode.rejection import keep_or_draw
+from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
 
 Choose = Callable[[Ready, DraftRows], Tensor]
 

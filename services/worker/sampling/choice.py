@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions
-from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared.greedy import is_greedy
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared.greedy import is_greedy
+from quire.shared.pb.common.v1 import sampling_pb2
 
 FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
 

@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.step_value import step_value
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.step_value import step_value
 
 
 @step_value

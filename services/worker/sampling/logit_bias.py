@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.sampling.component import Positions, check_token_ids
-from services.worker.sampling.slot_entries import Joined, SlotEntries
-from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
+from quire.services.worker.sampling.component import Positions, check_token_ids
+from quire.services.worker.sampling.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
 
 
 class LogitBias:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Bound, Positions
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared import inner_json, plugins
-from shared.errors import InvalidArgument, QuireError
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Bound, Positions
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import inner_json, plugins
+from quire.shared.errors import InvalidArgument, QuireError
 
 GROUP = "quire.logits_processors"
 FIELD = "logits_processors"

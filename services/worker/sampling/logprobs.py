@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import check_token_ids
-from services.worker.sampling.logprobs_mode import LogprobsMode
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared import columns
-from shared.columns import F32, I32, U32
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.sampling.logprobs_mode import LogprobsMode
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import columns
+from quire.shared.columns import F32, I32, U32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 WHOLE_VOCABULARY = -1
 UNASKED = -1

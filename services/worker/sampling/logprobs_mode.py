@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.sampling.component import Positions
-from services.worker.sampling.slot_entries import Joined, SlotEntries
-from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared import columns
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import columns
 
 
 class MinTokens:

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, rows_by_slot
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Positions, rows_by_slot
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 NONE = -2  # before the output began
 

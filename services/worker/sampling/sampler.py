@@ -10,28 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import Ops
-from services.worker.sampling.allowed_token_ids import AllowedTokenIds
-from services.worker.sampling.bad_words import BadWords
-from services.worker.sampling.choice import FEW, BoundChoice, SlotChoice
-from services.worker.sampling.component import Bound, Component, Positions, SlotState
-from services.worker.sampling.logit_bias import LogitBias
-from services.worker.sampling.logits_processors import LogitsProcessors, Make
-from services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
-from services.worker.sampling.logprobs_mode import LogprobsMode
-from services.worker.sampling.min_tokens import MinTokens
-from services.worker.sampling.penalties import Penalties
-from services.worker.sampling.thinking_budget import ThinkingBudget
-from services.worker.sampling.top_n_sigma import TopNSigma
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import NO_SLOTS, Rows
-from services.worker.structured.compile_pool import CompilePool
-from services.worker.structured.mask_maker import MaskedStep
-from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
-from shared.errors import QuireError
-from shared.step_value import step_value
+from quire.kernels import Ops
+from quire.services.worker.sampling.allowed_token_ids import AllowedTokenIds
+from quire.services.worker.sampling.bad_words import BadWords
+from quire.services.worker.sampling.choice import FEW, BoundChoice, SlotChoice
+from quire.services.worker.sampling.component import Bound, Component, Positions, SlotState
+from quire.services.worker.sampling.logit_bias import LogitBias
+from quire.services.worker.sampling.logits_processors import LogitsProcessors, Make
+from quire.services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
+from quire.services.worker.sampling.logprobs_mode import LogprobsMode
+from quire.services.worker.sampling.min_tokens import MinTokens
+from quire.services.worker.sampling.penalties import Penalties
+from quire.services.worker.sampling.thinking_budget import ThinkingBudget
+from quire.services.worker.sampling.top_n_sigma import TopNSigma
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import NO_SLOTS, Rows
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.structured.mask_maker import MaskedStep
+from quire.services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
+from quire.shared.errors import QuireError
+from quire.shared.step_value import step_value
 
 NO_PROCESSORS: Mapping[str, Make] = MappingProxyType({})
 

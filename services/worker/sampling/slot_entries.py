@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 Values = npt.NDArray[Any]
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
-from services.worker.sampling.output_tails import OutputTails, shifted
-from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared import columns
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
+from quire.services.worker.sampling.output_tails import OutputTails, shifted
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import columns
+from quire.shared.columns import I32
 
 OUTSIDE = -1  # of a reasoning section
 ANY = -1  # in a pattern: matches every token

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
 
 
 class TopNSigma:

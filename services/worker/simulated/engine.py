@@ -8,17 +8,17 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.attach.attachment import Attachment
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.limits import WorkerLimits
-from services.worker.simulated.timing import Timing
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.slots import SlotTable, Step
-from services.worker.step.step_inputs import StepInputs, assemble
-from shared import columns
-from shared.errors import Unimplemented, to_proto
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.attach.attachment import Attachment
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.simulated.timing import Timing
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.slots import SlotTable, Step
+from quire.services.worker.step.step_inputs import StepInputs, assemble
+from quire.shared import columns
+from quire.shared.errors import Unimplemented, to_proto
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 Plans = asyncio.Queue[tuple[Attachment, pb.StepPlan]]
 U64 = npt.NDArray[np.uint64]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.worker import limits as worker_limits
-from services.worker.attach import hello
-from services.worker.attach.session import Attachments
-from services.worker.simulated.engine import SimulatedEngine
-from services.worker.simulated.timing import Timing
-from shared import logs
-from shared.models import model_identity
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import lifecycle
-from shared.process.supervision import Tasks
-from shared.rpc.server import Server
-from shared.settings import WorkerSettings
+from quire.services.worker import limits as worker_limits
+from quire.services.worker.attach import hello
+from quire.services.worker.attach.session import Attachments
+from quire.services.worker.simulated.engine import SimulatedEngine
+from quire.services.worker.simulated.timing import Timing
+from quire.shared import logs
+from quire.shared.models import model_identity
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import lifecycle
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc.server import Server
+from quire.shared.settings import WorkerSettings
 
 DEFAULT_BLOCKS = 4096
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.device.bytes_at import bytes_at
-from services.worker.kv.kv_memory import GIB
-from shared.errors import FailedPrecondition, ResourceExhausted
+from quire.services.worker.device.bytes_at import bytes_at
+from quire.services.worker.kv.kv_memory import GIB
+from quire.shared.errors import FailedPrecondition, ResourceExhausted
 
 DRIVER = "libcuda.so.1"
 OUT_OF_MEMORY = 2

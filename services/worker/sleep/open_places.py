@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.models.loading.weights import Weights
-from services.worker.sleep import moved_tensors
-from services.worker.sleep.cuda_region import CudaRegion, VirtualMemory
-from services.worker.sleep.regions import CpuRegion
-from services.worker.sleep.sleeper import CudaWeights, HostWeights, SleepingPlaces
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.models.loading.weights import Weights
+from quire.services.worker.sleep import moved_tensors
+from quire.services.worker.sleep.cuda_region import CudaRegion, VirtualMemory
+from quire.services.worker.sleep.regions import CpuRegion
+from quire.services.worker.sleep.sleeper import CudaWeights, HostWeights, SleepingPlaces
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 class SleepMemory:

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.kv.kv_memory import GIB, free_host_bytes
-from shared.errors import ResourceExhausted
+from quire.services.worker.kv.kv_memory import GIB, free_host_bytes
+from quire.shared.errors import ResourceExhausted
 
 DONT_NEED = 4  # MADV_DONTNEED: pages of private memory are zeros when they are next used
 

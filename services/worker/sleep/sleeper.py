@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.worker.sleep.cuda_region import CudaRegion
-from services.worker.sleep.regions import CpuRegion, SleepRegion
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.logs import logger
+from quire.services.worker.sleep.cuda_region import CudaRegion
+from quire.services.worker.sleep.regions import CpuRegion, SleepRegion
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("worker.sleep")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 WORTHWHILE = 0.2  # least chance of a draft to be right: looking at it costs about so much of a step on a CPU
 SMOOTHING = 0.15  # for each draft that was looked at and decided

@@ -9,24 +9,24 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.spec_decode.trees.token_tree import MOST_NODES, TokenTree
-from shared import plugins
-from shared.errors import InvalidArgument
-from shared.models.model_identity import read_config
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.spec_decode.trees.token_tree import MOST_NODES, TokenTree
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 GROUP = "quire.drafters"
 
 # Method -> class that is made of (SpeculativeConfig, drafter.Target); imported when needed.
 METHODS = {
-    "ngram": "services.worker.spec_decode.methods.ngram:Ngram",
-    "suffix": "services.worker.spec_decode.methods.suffix:Suffix",
-    "draft_model": "services.worker.spec_decode.methods.draft_model:DraftModel",
-    "eagle": "services.worker.spec_decode.methods.eagle:Eagle",
-    "eagle3": "services.worker.spec_decode.methods.eagle3:Eagle3",
-    "medusa": "services.worker.spec_decode.methods.medusa:Medusa",
-    "mtp": "services.worker.spec_decode.methods.mtp:Mtp",
-    "grammar": "services.worker.spec_decode.methods.grammar:GrammarDrafts",
+    "ngram": "quire.services.worker.spec_decode.methods.ngram:Ngram",
+    "suffix": "quire.services.worker.spec_decode.methods.suffix:Suffix",
+    "draft_model": "quire.services.worker.spec_decode.methods.draft_model:DraftModel",
+    "eagle": "quire.services.worker.spec_decode.methods.eagle:Eagle",
+    "eagle3": "quire.services.worker.spec_decode.methods.eagle3:Eagle3",
+    "medusa": "quire.services.worker.spec_decode.methods.medusa:Medusa",
+    "mtp": "quire.services.worker.spec_decode.methods.mtp:Mtp",
+    "grammar": "quire.services.worker.spec_decode.methods.grammar:GrammarDrafts",
 }
 WITH_TREES = ("eagle", "eagle3", "medusa")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loading.loader import Loader
-from services.worker.sampling.sampler import Sampler
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.proposer import Proposer
-from services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.spec_decode.proposer import Proposer
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 if TYPE_CHECKING:  # the simulated worker has no torch
     from torch import Tensor

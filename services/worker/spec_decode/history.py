@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.limits import WorkerLimits
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 MOST_PENDING = 64  # steps
 ABSENT = -2  # the slot took no part in the step; -1 is a token that could not be sampled

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 
-from services.worker.heads.features import FeaturesHead
-from services.worker.limits import WorkerLimits
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.sampling.accept import CHOICES
-from services.worker.spec_decode import config as speculative_config
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, DrafterWorker, DraftTarget
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.methods.grammar import JumpForward
-from services.worker.spec_decode.registry import open_drafter
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.spec_decode.speculation import Speculation
-from services.worker.spec_decode.trees.token_tree import TokenTree
-from services.worker.step.step_inputs import StepInputs
-from services.worker.structured.backends import chosen
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker.heads.features import FeaturesHead
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.sampling.accept import CHOICES
+from quire.services.worker.spec_decode import config as speculative_config
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafter import Drafter, DrafterWorker, DraftTarget
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.spec_decode.methods.grammar import JumpForward
+from quire.services.worker.spec_decode.registry import open_drafter
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.services.worker.structured.backends import chosen
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.worker.spec_decode.config import GROUP, METHODS, SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, DraftTarget
-from shared import plugins
+from quire.services.worker.spec_decode.config import GROUP, METHODS, SpeculativeConfig
+from quire.services.worker.spec_decode.drafter import Drafter, DraftTarget
+from quire.shared import plugins
 
 
 def open_drafter(config: SpeculativeConfig, target: DraftTarget) -> Drafter:

@@ -10,15 +10,15 @@ import time
 
 import numpy as np
 
-from services.worker.limits import WorkerLimits
-from services.worker.replica import Replica
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.speculation import Speculation
-from shared import columns
-from shared.kv import block_hash
-from shared.logs import logger
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.replica import Replica
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.rehearsal")
 

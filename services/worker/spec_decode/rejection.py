@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.reference.sampling.noise import gumbel_noise
-from services.worker.sampling.vocabulary.port import Vocabulary
+from quire.kernels.reference.sampling.noise import gumbel_noise
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
 
 # Added to the seed: what is drawn for different purposes at one position must be independent.
 KEEP, REST, DRAFT = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x1405_7B7E_F767_814F

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.worker.limits import WorkerLimits
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.step.drafted_states import Lags
-from services.worker.step.plan_violation import require
-from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
-from shared import columns
-from shared.columns import I32, U32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.plan_violation import require
+from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
+from quire.shared import columns
+from quire.shared.columns import I32, U32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class DraftingSlotTable(SlotTable):

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.limits import WorkerLimits
-from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.agreement import Agreement
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.proposer import Proposer, Wanted
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Order, Rows, Step
-from services.worker.step.steady import Steady
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.agreement import Agreement
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.spec_decode.proposer import Proposer, Wanted
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Order, Rows, Step
+from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

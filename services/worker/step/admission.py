@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from shared import prompt_logprobs
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import pooling_pb2, sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared import prompt_logprobs
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.step.plan_violation import require
-from shared import columns
-from shared.columns import I32, U32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.plan_violation import require
+from quire.shared import columns
+from quire.shared.columns import I32, U32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 Rows = npt.NDArray[np.intp]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.columns import I32
+from quire.shared.columns import I32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.step.step_inputs import StepInputs
+    from quire.services.worker.step.step_inputs import StepInputs
 
 Array = npt.NDArray[Any]
 

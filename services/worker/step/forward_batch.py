@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, Exchange
-from shared.step_value import step_value
+from quire.services.worker.attention.port import AttentionMetadata, Exchange
+from quire.shared.step_value import step_value
 
 if TYPE_CHECKING:
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.step.drafted_states import DraftedStates
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.step.drafted_states import DraftedStates
 
 
 @step_value

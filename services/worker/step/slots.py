@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.limits import WorkerLimits
-from services.worker.step.beam_moves import BeamMoves
-from services.worker.step.drafted_states import Lags
-from services.worker.step.plan_violation import require
-from shared import columns
-from shared.columns import I32, U32
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.step_value import step_value
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.plan_violation import require
+from quire.shared import columns
+from quire.shared.columns import I32, U32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
 
 Rows = npt.NDArray[np.intp]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Rows, SlotTable
-from services.worker.step.step_inputs import NUMBERS, StepInputs
-from shared import columns
-from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Rows, SlotTable
+from quire.services.worker.step.step_inputs import NUMBERS, StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 # Fields of plans that say nothing else.
 FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots", "micro_batch"})

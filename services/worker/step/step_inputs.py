@@ -8,12 +8,12 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.spec_decode.trees.tree_rows import TreeRows
-from services.worker.step.drafted_states import Lags
-from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
-from shared.columns import I32
-from shared.step_value import step_value
+from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
+from quire.services.worker.spec_decode.trees.tree_rows import TreeRows
+from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
+from quire.shared.columns import I32
+from quire.shared.step_value import step_value
 
 NUMBERS = itertools.count(1)  # of steps, in this process
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared.errors import InvalidArgument
+from quire.services.worker.device.staging import upload
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.errors import InvalidArgument
 
 
 class TextMarks:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.worker.step.slots import Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
 
 FEW = 8  # a row with more than so small a part of a rank's tokens is cut
 

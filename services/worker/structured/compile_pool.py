@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.worker.structured.background import Background
-from services.worker.structured.port import Grammar, GrammarBackend
-from shared.errors import Internal, InvalidArgument, QuireError
-from shared.logs import logger
-from shared.pb.common.v1 import sampling_pb2
-from shared.process.child import LONGEST_START_S
-from shared.process.priority import step_back
-from shared.structured_output.checks import FIELD
+from quire.services.worker.structured.background import Background
+from quire.services.worker.structured.port import Grammar, GrammarBackend
+from quire.shared.errors import Internal, InvalidArgument, QuireError
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.process.child import LONGEST_START_S
+from quire.shared.process.priority import step_back
+from quire.shared.structured_output.checks import FIELD
 
 log = logger("worker.grammars")
 

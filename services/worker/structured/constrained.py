@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.worker.step.admission import SlotAdmission
-from services.worker.structured.fair_filler import SLOW_TOKEN_S, TokenPace
-from services.worker.structured.port import Matcher
-from shared import columns
-from shared.columns import I32
-from shared.errors import InvalidArgument, QuireError
-from shared.structured_output.checks import DEAD_END, without_grammar
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.structured.fair_filler import SLOW_TOKEN_S, TokenPace
+from quire.services.worker.structured.port import Matcher
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.structured_output.checks import DEAD_END, without_grammar
 
 MASK_BITS = 32
 

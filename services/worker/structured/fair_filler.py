@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.worker.structured.port import MaskFiller, Matcher
-from services.worker.structured.slow_tenants import SlowTenants
-from shared.columns import I32
+from quire.services.worker.structured.port import MaskFiller, Matcher
+from quire.services.worker.structured.slow_tenants import SlowTenants
+from quire.shared.columns import I32
 
 MOST_SLOW = 3  # steps in a row that a tenant is over its share
 STEP_BUDGET_S = 0.01  # of a core, for all sequences of a step whose cost is noticeable; tenants share it

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.step.slots import Rows
-from services.worker.structured.background import Background
-from services.worker.structured.compile_pool import CompilePool
-from services.worker.structured.constrained import MASK_BITS, Constrained
-from services.worker.structured.fair_filler import FairFiller
-from services.worker.structured.stream_gate import StreamGate
-from shared.columns import I32
-from shared.errors import Internal, QuireError
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.structured.background import Background
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.structured.constrained import MASK_BITS, Constrained
+from quire.services.worker.structured.fair_filler import FairFiller
+from quire.services.worker.structured.stream_gate import StreamGate
+from quire.shared.columns import I32
+from quire.shared.errors import Internal, QuireError
 
 PATIENCE_S = 5.0  # with masks that the library has been given, each of which is bounded far below that
 NUM_TURNS = 10  # that it is waited in: a process that is stopped and continued loses one, however long that took

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import Ops
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions
-from services.worker.sampling.vocabulary.part import VocabPart
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from services.worker.structured.compile_pool import CompilePool
-from services.worker.structured.constrained import Constrained
-from services.worker.structured.mask_maker import MaskedStep, MaskMaker, Tokens
-from services.worker.structured.slow_grammars import SlowGrammars
-from shared import columns
-from shared.columns import I32
-from shared.errors import FailedPrecondition
+from quire.kernels import Ops
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.structured.constrained import Constrained
+from quire.services.worker.structured.mask_maker import MaskedStep, MaskMaker, Tokens
+from quire.services.worker.structured.slow_grammars import SlowGrammars
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import FailedPrecondition
 
 ANY_TOKEN = -1  # all bits of a word
 

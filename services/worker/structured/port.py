@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 class Matcher(Protocol):

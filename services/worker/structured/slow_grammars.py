@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from shared.errors import InvalidArgument
-from shared.structured_output.checks import FIELD
+from quire.shared.errors import InvalidArgument
+from quire.shared.structured_output.checks import FIELD
 
 MAX_ENDED = 3  # sequences of a grammar: one may have been slow for its length
 MAX_REFUSED = 64  # sequences of a grammar; then one more is tried

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.errors import Internal
+from quire.shared.errors import Internal
 
 AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
 FAR = 2**30

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.worker import limits
-from services.worker.attention.backends import block_size_for
-from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
-from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.limits import WorkerLimits
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.registry import find_encoder, read_model_config
-from services.worker.spec_decode import config as speculative_config
-from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
-from shared.logs import logger
-from shared.models.model_identity import read_config
-from shared.settings import WorkerSettings
+from quire.services.worker import limits
+from quire.services.worker.attention.backends import block_size_for
+from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype
+from quire.services.worker.layers.sharding import WHOLE, Shard
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.registry import find_encoder, read_model_config
+from quire.services.worker.spec_decode import config as speculative_config
+from quire.services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
+from quire.shared.logs import logger
+from quire.shared.models.model_identity import read_config
+from quire.shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
-    from services.worker.layers.attention.latent_attention import LatentConfig
-    from services.worker.layers.quantization.port import CheckpointQuantization
-    from services.worker.models.config.experts_config import ExpertsConfig
+    from quire.kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
+    from quire.services.worker.layers.attention.latent_attention import LatentConfig
+    from quire.services.worker.layers.quantization.port import CheckpointQuantization
+    from quire.services.worker.models.config.experts_config import ExpertsConfig
 
 log = logger("worker.kernels")
 
@@ -54,7 +54,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
     if not compiles(settings):
         return None
     try:
-        from kernels.triton.precompile import precompile
+        from quire.kernels.triton.precompile import precompile
     except ImportError:  # the choice of kernels says why
         return None
     values = read_config(Path(settings.model))
@@ -73,9 +73,9 @@ def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerLimits) -> ModelShape:
     """What there is to compile for: the part of a rank."""
-    from kernels.triton.precompile import precompile
-    from kernels.triton.single_row.row_attention import row_attention_takes
-    from kernels.triton.single_row.row_linear import row_linear_takes
+    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.single_row.row_attention import row_attention_takes
+    from quire.kernels.triton.single_row.row_linear import row_linear_takes
 
     cuda = Device("cuda", "")
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
@@ -119,8 +119,8 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
 
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
     """`rows`: how long those of the weights are."""
-    from kernels.triton.precompile import precompile
-    from kernels.triton.quantization.packed_weight import SPANS
+    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.quantization.packed_weight import SPANS
 
     if quantization is None or quantization.packed is None:
         return None
@@ -132,14 +132,14 @@ def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int
 
 
 def latent_shape(config: LatentConfig) -> LatentShape:
-    from kernels.triton.precompile import precompile
+    from quire.kernels.triton.precompile import precompile
 
     return precompile.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
-    from kernels.triton.precompile import precompile
-    from services.worker.models.single_row import experts_reject_reason
+    from quire.kernels.triton.precompile import precompile
+    from quire.services.worker.models.single_row import experts_reject_reason
 
     here, features = shard.experts(config.num_experts, config.intermediate_size)
     return precompile.ExpertsShape(

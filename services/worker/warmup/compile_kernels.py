@@ -1,4 +1,4 @@
-"""`python -m services.worker.warmup.compile_kernels`: what a worker with the settings on standard input will call.
+"""`python -m quire.services.worker.warmup.compile_kernels`: what a worker with the settings on standard input will call.
 
 In a process of its own, because a process that compiles for a GPU without it is good for nothing else.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from services.worker.warmup import ahead
-from shared.errors import QuireError
-from shared.settings import WorkerSettings
+from quire.services.worker.warmup import ahead
+from quire.shared.errors import QuireError
+from quire.shared.settings import WorkerSettings
 
 
 def main() -> int:
     ahead.begin()
-    from services.worker.warmup import build_kernels  # and torch with it
+    from quire.services.worker.warmup import build_kernels  # and torch with it
 
     try:
         missing = build_kernels.missing(WorkerSettings.model_validate_json(sys.stdin.read()))
@@ -22,7 +22,7 @@ def main() -> int:
         return 1
     if missing is None:
         return 0
-    from kernels.triton.precompile.processes import compile_all
+    from quire.kernels.triton.precompile.processes import compile_all
 
     if not compile_all(missing):
         return 1

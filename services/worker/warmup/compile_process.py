@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.settings import WorkerSettings
+from quire.shared.settings import WorkerSettings
 
-MODULE = "services.worker.warmup.compile_kernels"
+MODULE = "quire.services.worker.warmup.compile_kernels"
 ROOT = Path(__file__).parents[3]  # of the packages
 MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
 LONGEST_WAIT_S = 120.0  # it takes 10, where it has cores to itself

@@ -1,7 +1,7 @@
 """Who may speak between services: who proves to the other side that it knows the cluster secret (handshake.proto)."""
 
-from shared.rpc.trust.dialler import Dialler
-from shared.rpc.trust.door import ServiceDoor
-from shared.rpc.trust.exposure import check_exposure
+from quire.shared.rpc.trust.dialler import Dialler
+from quire.shared.rpc.trust.door import ServiceDoor
+from quire.shared.rpc.trust.exposure import check_exposure
 
 __all__ = ["Dialler", "ServiceDoor", "check_exposure"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc.aio
 
-from shared.errors import Unauthenticated, Unavailable
-from shared.pb.common.v1 import handshake_pb2 as pb
-from shared.rpc import channel
-from shared.rpc.parts import CallStream
-from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.security.secret_file import SecretFile
-from shared.settings.base import Settings
-from shared.settings.tls import NO_TLS, Tls
+from quire.shared.errors import Unauthenticated, Unavailable
+from quire.shared.pb.common.v1 import handshake_pb2 as pb
+from quire.shared.rpc import channel
+from quire.shared.rpc.parts import CallStream
+from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings.base import Settings
+from quire.shared.settings.tls import NO_TLS, Tls
 
 TIMEOUT_S = 5.0
 

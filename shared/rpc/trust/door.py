@@ -11,12 +11,12 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
-from shared.logs import logger
-from shared.pb.common.v1 import handshake_pb2 as pb
-from shared.rpc.parts import CallStream
-from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.security.secret_file import SecretFile
+from quire.shared.errors import ResourceExhausted, Unauthenticated, Unavailable
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import handshake_pb2 as pb
+from quire.shared.rpc.parts import CallStream
+from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from quire.shared.security.secret_file import SecretFile
 
 TIMEOUT_S = 5.0
 MOST_AT_THE_DOOR = 256  # strangers that are being asked at a time

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.errors import InvalidArgument
-from shared.settings.base import LOOPBACK, Settings
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.base import LOOPBACK, Settings
 
 
 def check_exposure(settings: Settings) -> None:

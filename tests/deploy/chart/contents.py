@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 from tests.deploy.chart import templates, values
 from tests.deploy.paths import GRAFANA, K8S, PROMETHEUS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 from tests.deploy.images import bill, cluster, contents, cuda
 from tests.deploy.images.builder import IMAGES, WORKER_CUDA, Builder, Image
 from tests.deploy.paths import ROOT

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 from tests.deploy.images import runtime_base
 from tests.deploy.paths import DOCKERFILES, ROOT
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 from tests.deploy.images import inside_cuda
 from tests.deploy.images.builder import WORKER_CUDA, Builder
 from tests.deploy.images.cluster import write_secret

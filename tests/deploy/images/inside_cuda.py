@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.nvidia.driver import CudaUtils
 
-from kernels.triton.precompile import precompile, processes
+from quire.kernels.triton.precompile import precompile, processes
 
 OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1"}  # the container toolkit brings them
 TOOLS = ("g++", "c++", "clang", "make", "cmake", "ninja", "nvcc", "pip", "git")

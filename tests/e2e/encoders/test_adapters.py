@@ -14,7 +14,7 @@ import torch
 from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.bundled import FOLDER
 from quire.requests import RequestOptions
-from shared.errors import InvalidArgument, NotFound
+from quire.shared.errors import InvalidArgument, NotFound
 from tests.e2e.conftest import running_cluster
 from tests.e2e.encoders.test_classifying import DOCUMENTS, QUERY, tokenizer
 from tests.services.worker import checkpoints

@@ -17,7 +17,7 @@ import transformers
 from quire import LLM, AsyncLLM, Client, SamplingParams
 from quire.bundled import FOLDER
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 TEXTS = ["Hello, world", "the sum of two and two", "a", "Ünïcödé 🙂 and so on, " * 20]
 Vector = npt.NDArray[np.float32]

@@ -17,7 +17,7 @@ import transformers
 
 from quire import LLM
 from quire.cluster import Cluster, ClusterOptions
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.e2e.encoders import encoder_folder
 
 TEXTS = ["hello, world", "the sum of two and two", "four", "Hello World, and two and two and two and four."]

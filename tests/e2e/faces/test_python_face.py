@@ -13,7 +13,7 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 SCRIPT = """

@@ -9,7 +9,7 @@ from evals import held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until_nothing_moves, worker_of

@@ -22,7 +22,7 @@ from quire import SamplingParams, bundled
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import StructuredOutput
-from shared.errors import NotFound
+from quire.shared.errors import NotFound
 from tests.deploy.paths import GRAFANA
 from tests.ports import quiet_port
 

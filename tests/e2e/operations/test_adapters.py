@@ -18,8 +18,8 @@ from quire import LLM, AsyncLLM, Client, LoRARequest, SamplingParams
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
 from quire.requests import RequestOptions
-from shared.errors import InvalidArgument, NotFound, Unauthenticated
-from shared.security import secret_file
+from quire.shared.errors import InvalidArgument, NotFound, Unauthenticated
+from quire.shared.security import secret_file
 from tests.waiting import until
 
 PROMPT = (

@@ -18,7 +18,7 @@ import pytest
 
 from quire import bundled
 from quire.client import Client
-from shared.security import secret_file
+from quire.shared.security import secret_file
 from tests.waiting import until
 
 COMMAND = (sys.executable, "-m", "quire", "up", "--num-blocks", "300", "--metrics-port", "0")

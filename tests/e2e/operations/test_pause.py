@@ -9,8 +9,8 @@ import pytest
 from quire import SamplingParams
 from quire.cli.main import main
 from quire.client import Client
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.waiting import until_idle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)

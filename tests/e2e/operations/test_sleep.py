@@ -14,8 +14,8 @@ import pytest
 from quire import Client, SamplingParams
 from quire.cli.main import main
 from quire.cluster import Cluster, ClusterOptions
-from shared.pb.admin.v1 import admin_pb2
-from shared.security import secret_file
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.security import secret_file
 from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -13,7 +13,7 @@ from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from quire.outputs import Delta
 from quire.params import SamplingParams
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.admin import admin_of, calling
 from tests.e2e.conftest import running_cluster
 

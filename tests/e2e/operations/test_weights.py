@@ -23,9 +23,9 @@ from quire import Client, LLMEngine, SamplingParams, bundled
 from quire.async_client import AsyncClient
 from quire.cli.main import main
 from quire.cluster import Cluster
-from shared import weights_memory
-from shared.errors import InvalidArgument, ResourceExhausted, Unavailable
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared import weights_memory
+from quire.shared.errors import InvalidArgument, ResourceExhausted, Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until
 
@@ -224,8 +224,8 @@ import os, sys, torch
 from safetensors.torch import load_file
 from quire import weights_memory
 from quire.client import Client
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 
 def dies_behind(messages):
     for message in messages:

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from quire import LLM, Client, WeightsUpdateGroup
 from quire.cluster import Cluster
-from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.test_weights import GREEDY, NORM, PROMPT, SETTINGS, folder_of, fresh, shake
 

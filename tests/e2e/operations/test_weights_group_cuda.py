@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire import Client, SamplingParams, WeightsUpdateGroup
-from shared.errors import InvalidArgument, Unavailable
+from quire.shared.errors import InvalidArgument, Unavailable
 from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.test_weights import NORM, PROMPT, folder_of, shake
 

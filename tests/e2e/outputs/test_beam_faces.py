@@ -13,7 +13,7 @@ from quire import LLM, AsyncLLM, BeamSearch, SamplingParams
 from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from tests.e2e.conftest import running_cluster
 from tests.e2e.outputs.test_beam_search import work_of
 

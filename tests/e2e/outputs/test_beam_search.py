@@ -8,18 +8,18 @@ import heapq
 import httpx
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import BeamSearch, SamplingParams
 from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
 
 PROMPTS = ["Once upon a time there was", "The lighthouse keeper", "What a"]
 EOS = {0, 2}
 exact = pytest.mark.skipif(
-    kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise alone and in a batch"
+    quire.kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise alone and in a batch"
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-import kernels.cpu
+import quire.kernels.cpu
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
@@ -15,7 +15,7 @@ from quire.outputs import FlatLogprobs, Logprob
 
 # The compiled kernels sum a row in the same order in a chunk and alone, so that only log-softmax may differ in its last
 # bits. Plain torch does not, and its bfloat16 logits differ in their last bits.
-EXACT = kernels.cpu.unavailable() is None
+EXACT = quire.kernels.cpu.unavailable() is None
 TOLERANCE = 1e-4 if EXACT else 0.2
 STORY = "Once upon a time"
 

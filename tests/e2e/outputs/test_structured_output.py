@@ -16,7 +16,7 @@ from evals.json_object import FRAMES
 from quire import LLM, SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.e2e.conftest import running_cluster
 from tests.e2e.observability.test_metrics import page
 

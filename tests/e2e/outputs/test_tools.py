@@ -15,7 +15,7 @@ from evals.tools import spell_call
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 ITEMS = held_back_items(4, ["tools"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels import cpu
+from quire.kernels import cpu
 
 UNIT = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}  # a unit in the last place of 1.0
 

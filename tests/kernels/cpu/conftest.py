@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu
+from quire.kernels import cpu
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
-from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
+from quire.kernels import cpu, reference
+from quire.kernels.cpu.tape import Tape
+from quire.kernels.reference.low_rank import AdaptedRows, ExpertAdditions
 from tests.kernels.cpu.closeness import assert_close, needs_library
 from tests.kernels.cpu.test_experts import choice, weights_of
 from tests.kernels.cpu.test_low_rank import adapted, put, update

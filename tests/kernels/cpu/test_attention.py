@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
+from quire.kernels import cpu, reference
 from tests.kernels.cpu.closeness import assert_close, needs_library
 from tests.kernels.cpu.paged import NAN, exact, exact_path, paged, random_tree
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import cpu
-from kernels.cpu import build, built, processor
+from quire.kernels import cpu
+from quire.kernels.cpu import build, built, processor
 
 compiler = build.find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
@@ -69,7 +69,10 @@ def test_an_error_shows_the_compilers_words(small_sources: Path, monkeypatch, ca
 def test_without_a_compiler_there_is_one_line_and_no_error(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert build.main([]) == 0
-    assert capsys.readouterr().out == "kernels.cpu: no C++ compiler (g++, clang++, c++); the reference will be used\n"
+    assert (
+        capsys.readouterr().out
+        == "quire.kernels.cpu: no C++ compiler (g++, clang++, c++); the reference will be used\n"
+    )
     assert "not built" in built.unsuitable(tmp_path)
 
 

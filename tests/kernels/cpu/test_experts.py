@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
-from kernels.routing import Gate, Routing
+from quire.kernels import cpu, reference
+from quire.kernels.routing import Gate, Routing
 from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

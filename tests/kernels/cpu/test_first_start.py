@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build, built, first_start
+from quire.kernels.cpu import build, built, first_start
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
 
@@ -39,7 +39,7 @@ def test_it_is_compiled_into_the_cache_and_said_once(nothing_built: Path) -> Non
 @needs_compiler
 def test_processes_that_start_together_compile_once(nothing_built: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from kernels.cpu import built, first_start;"
+        "import sys; from pathlib import Path; from quire.kernels.cpu import built, first_start;"
         "built.SOURCES = Path(sys.argv[1]); built.BUILD = built.SOURCES / 'build'; first_start.ensure(print);"
         "assert built.suitable()"
     )

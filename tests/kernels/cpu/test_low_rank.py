@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
-from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows, LowRankAddition
+from quire.kernels import cpu, reference
+from quire.kernels.cpu.tape import Tape
+from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.cpu.quantized_layers import PackedCodes, PackedEightBits
-from kernels.cpu.tape import Tape
-from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.reference.quantized_linear import quantized_linear as reference
+from quire.kernels import cpu
+from quire.kernels.cpu.quantized_layers import PackedCodes, PackedEightBits
+from quire.kernels.cpu.tape import Tape
+from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from quire.kernels.reference.quantized_linear import quantized_linear as reference
 from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

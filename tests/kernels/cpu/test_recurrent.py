@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
-from kernels.state_pages import StateShape
+from quire.kernels import cpu, reference
+from quire.kernels.state_pages import StateShape
 from tests.kernels.cpu.closeness import needs_library
 from tests.kernels.states import SHAPE, Layer, run_of_everything
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import cpu, reference
-from kernels.reference.sampling.noise import gumbel_noise
+from quire.kernels import cpu, reference
+from quire.kernels.reference.sampling.noise import gumbel_noise
 from tests.kernels.cpu.closeness import needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.cpu.tape import Tape
+from quire.kernels import cpu
+from quire.kernels.cpu.tape import Tape
 from tests.kernels.cpu.closeness import needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import cpu
+from quire.kernels import cpu
 from tests.kernels.cpu.closeness import needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from kernels.reference import paged_attention, qk_norm_rope_store
-from kernels.reference.attention.decode_parts import GATHERED_BYTES, decode_parts
+from quire.kernels.reference import paged_attention, qk_norm_rope_store
+from quire.kernels.reference.attention.decode_parts import GATHERED_BYTES, decode_parts
 
 MAX_ERROR = 2e-6  # float32 against double, values of magnitude 1
 

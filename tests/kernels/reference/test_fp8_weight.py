@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
-from kernels.reference.fp8_weight import quantize_to_fp8
-from kernels.reference.quantized_linear import quantize_activations
+from quire.kernels import reference
+from quire.kernels.reference.fp8_weight import quantize_to_fp8
+from quire.kernels.reference.quantized_linear import quantize_activations
 from tests.kernels.triton.closeness import error
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.reference import head_linear, latent_attention, latent_store, prepare_head_linear
-from kernels.reference.attention.decode_parts import GATHERED_BYTES
+from quire.kernels.reference import head_linear, latent_attention, latent_store, prepare_head_linear
+from quire.kernels.reference.attention.decode_parts import GATHERED_BYTES
 from tests.kernels.latents import latents, stored
 
 MAX_ERROR = 5e-6  # float32 against double, values of magnitude 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kernels
-from kernels import reference
-from kernels.reference.linear import LARGE_ELEMENTS, PART_ROWS
+from quire import kernels
+from quire.kernels import reference
+from quire.kernels.reference.linear import LARGE_ELEMENTS, PART_ROWS
 
 MAX_ERROR = {torch.float32: 1e-6, torch.bfloat16: 0.02}
 dtypes = pytest.mark.parametrize("dtype", MAX_ERROR)
@@ -78,7 +78,7 @@ def test_embed() -> None:
 
 
 def test_load_takes_each_function_from_the_first_package_that_has_it() -> None:
-    ops = kernels.load("cpu", ("kernels.nowhere", "kernels.reference"))
-    assert set(ops.sources.values()) == {"kernels.reference"}
+    ops = kernels.load("cpu", ("kernels.nowhere", "quire.kernels.reference"))
+    assert set(ops.sources.values()) == {"quire.kernels.reference"}
     assert set(ops.sources) == set(kernels.FUNCTIONS)
     assert "kernels.nowhere" in ops.refused

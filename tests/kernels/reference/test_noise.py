@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kernels.reference import gumbel_noise
+from quire.kernels.reference import gumbel_noise
 
 WORD = 0xFFFFFFFF
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.reference import sample
+from quire.kernels.reference import sample
 
 DRAWS = 40_000
 # Chi-square beyond these has a probability under 1e-5 (by degrees of freedom); seeds are fixed.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
-from kernels.state_pages import StateShape
+from quire.kernels import reference
+from quire.kernels.state_pages import StateShape
 from tests.kernels.states import SHAPE, Layer, run_of_everything
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import cpu, reference
+from quire.kernels import cpu, reference
 from tests.kernels.cpu.closeness import needs_library
 
 VERSIONS = [

@@ -31,7 +31,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 def small_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs one program after the other, each as long as its arrays are large."""
     if not ON_GPU:
-        monkeypatch.setattr("kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
-        monkeypatch.setattr("kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 12)
-        monkeypatch.setattr("kernels.triton.sampling.filtered_sampling.BLOCK", 512)
-        monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 3)
+        monkeypatch.setattr("quire.kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
+        monkeypatch.setattr("quire.kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 12)
+        monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 512)
+        monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 3)

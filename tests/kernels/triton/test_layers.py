@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
+from quire.kernels import reference, triton
 from tests.kernels.triton.closeness import assert_close
 
 SIZES = [(1, 1), (5, 48), (3, 1000), (2, 4096), (9, 1024)]

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.linear import LinearWeight
-from kernels.reference.low_rank import AdaptedRows, LowRankAddition
-from kernels.triton import low_rank
-from kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
-from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, row_narrow_as_cut
-from kernels.triton.single_row.row_low_rank import row_low_rank
-from kernels.triton.single_row.row_narrow import Narrow
+from quire.kernels import reference, triton
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
+from quire.kernels.triton import low_rank
+from quire.kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
+from quire.kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, row_narrow_as_cut
+from quire.kernels.triton.single_row.row_low_rank import row_low_rank
+from quire.kernels.triton.single_row.row_narrow import Narrow
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.reference.rank_sums import sum_of_ranks as reference
-from kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
-from kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
+from quire.kernels.reference.rank_sums import sum_of_ranks as reference
+from quire.kernels.triton.normed_sums import normed_sum_of_ranks, normed_sum_takes
+from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
 
 SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
 NUM_BLOCKS = 3

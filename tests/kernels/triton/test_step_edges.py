@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.step_edges import begin_step, end_step
+from quire.kernels.triton.step_edges import begin_step, end_step
 
 
 def ints(device, *values: int) -> torch.Tensor:

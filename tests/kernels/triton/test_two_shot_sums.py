@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from kernels.reference.rank_sums import sum_of_ranks as reference
-from kernels.triton.two_shot_sums import (
+from quire.kernels.reference.rank_sums import sum_of_ranks as reference
+from quire.kernels.triton.two_shot_sums import (
     ALIGNED,
     BLOCK_BYTES,
     MOST_PROGRAMS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.bench import report
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 ROWS: list[report.Row] = [
     {"shape": "tiny", "work": "mixed", "out_tok_s": 1234.56789, "runs": 3},

@@ -10,8 +10,8 @@ import pytest
 
 from quire.cli.flags import add_settings
 from quire.cli.main import COMMANDS, main
-from shared.settings import SERVICES
-from shared.settings.base import OTHER_VARIABLES, is_secret
+from quire.shared.settings import SERVICES
+from quire.shared.settings.base import OTHER_VARIABLES, is_secret
 
 ROOT = Path(__file__).parents[3]
 PAGES = [path for room in ("*.md", "k8s/*.md", "quire/**/*.md", "services/**/*.md") for path in ROOT.glob(room)]

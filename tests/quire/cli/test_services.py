@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.rpc import admin_pass
+from quire.shared.rpc import admin_pass
 
 AT_THE_END = """
 import os, sys

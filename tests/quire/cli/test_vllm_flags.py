@@ -11,8 +11,8 @@ from quire.cli import up
 from quire.cli.main import _parse
 from quire.cli.vllm_flag_table import ANYWAY, IF_VALUE, REFUSED, SHORT, SYNONYMS
 from quire.cli.vllm_flags import SWITCHES
-from shared.errors import InvalidArgument
-from shared.settings import SERVICES
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import SERVICES
 
 # Of `vllm serve` 0.33, long and short, and some of older versions that scripts still have.
 OF_VLLM = (Path(__file__).parent / "vllm_flags.txt").read_text().split()

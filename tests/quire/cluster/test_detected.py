@@ -10,7 +10,7 @@ import pytest
 
 from quire.cluster.detected import without_detected
 from quire.cluster.options import ClusterOptions
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from quire.cluster.endpoints import LOOPBACK, Endpoints
-from shared import ports
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared import ports
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 @pytest.fixture

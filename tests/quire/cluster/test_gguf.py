@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.options import ClusterOptions
-from shared.models.model_identity import read_config
+from quire.shared.models.model_identity import read_config
 from tests import gguf_files
 
 

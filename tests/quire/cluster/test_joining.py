@@ -13,8 +13,8 @@ import pytest
 from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import ClusterOptions, ServiceSpec, more_workers, plan
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.security import secret_file
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.security import secret_file
 from tests.ports import quiet_port
 
 

@@ -19,7 +19,7 @@ from quire.cluster.endpoints import Endpoints
 from quire.cluster.metrics_page import UP, ClusterPage, merged
 from quire.cluster.metrics_ports import MetricsPorts
 from quire.metrics import Counter, Gauge, Histogram, Metric
-from shared.errors import FailedPrecondition
+from quire.shared.errors import FailedPrecondition
 from tests.ports import quiet_port
 
 PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, bundled
 from quire.cluster.process import ServiceProcess
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 from tests.quire.cluster.test_leaving import Program
 
 

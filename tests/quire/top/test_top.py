@@ -16,9 +16,9 @@ import pytest
 
 from quire import SamplingParams
 from quire.client import Client
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.top.history import BARS, History
 from quire.top.view import Ink, lines
-from shared.pb.admin.v1 import admin_pb2 as pb
 from tests.e2e.conftest import running_cluster
 
 COLOURS = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.frontend.directory import directory
-from services.frontend.scheduler_client import roster
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.directory import directory
+from quire.services.frontend.scheduler_client import roster
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import Published
 from tests.services.frontend.tiny_folder import metaspace_tokenizer, write_folder

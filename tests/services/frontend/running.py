@@ -14,13 +14,13 @@ import grpc.aio
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.frontend.main import Frontend
-from services.frontend.scheduler_client.sequence import Sequence
-from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.process.lifecycle import Shutdown
-from shared.rpc.admin_pass import AdminPass
-from shared.settings import FrontendSettings
+from quire.services.frontend.main import Frontend
+from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.rpc.admin_pass import AdminPass
+from quire.shared.settings import FrontendSettings
 from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 

@@ -13,17 +13,17 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.worker.step.admission import SlotAdmission
-from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import finish_pb2, model_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2
-from shared.process.lifecycle import first
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts
-from shared.rpc.server import Server
+from quire.services.worker.step.admission import SlotAdmission
+from quire.shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.process.lifecycle import first
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.server import Server
 
 EPOCHS = itertools.count(1)
 SLOWLY_S = 0.01  # of a step, where a test wants an answer in pieces: what comes while a frontend stands still is merged

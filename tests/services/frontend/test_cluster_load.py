@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
+from quire.shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

@@ -17,15 +17,15 @@ import grpc
 import httpx
 import pytest
 
-import services.frontend
-from services.frontend.scheduler_client import connection
-from services.frontend.web_edge.framing import frame
-from shared.pb.common.v1.sampling_pb2 import BeamSearch, SamplingParams, StructuredOutput
-from shared.pb.dialects import open_inference_pb2 as tensors
-from shared.pb.dialects import vllm_engine_pb2 as engine
-from shared.pb.dialects.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from shared.pb.dialects.vllm_engine_pb2_grpc import VllmEngineStub
-from shared.pb.inference.v1 import inference_pb2 as pb
+import quire.services.frontend
+from quire.services.frontend.scheduler_client import connection
+from quire.services.frontend.web_edge.framing import frame
+from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch, SamplingParams, StructuredOutput
+from quire.shared.pb.dialects import open_inference_pb2 as tensors
+from quire.shared.pb.dialects import vllm_engine_pb2 as engine
+from quire.shared.pb.dialects.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from quire.shared.pb.dialects.vllm_engine_pb2_grpc import VllmEngineStub
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.faults import Faults
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
@@ -245,7 +245,7 @@ async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, wh
 
 @pytest.mark.parametrize("way", NAMES)
 async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) -> None:
-    faults = Faults((Path(services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
+    faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
         assert await WAYS[way](frontend), "undisturbed it is answered"

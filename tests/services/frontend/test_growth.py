@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
@@ -30,7 +30,7 @@ OURS = (
     "starlette",
     "prometheus",
 )
-NOT_OURS = ("services.worker",)  # of the scripted scheduler, which keeps what it was told
+NOT_OURS = ("quire.services.worker",)  # of the scripted scheduler, which keeps what it was told
 UNTIL_DUE = "asyncio.events.TimerHandle"  # those that were cancelled stay in asyncio's heap until then
 BEFORE, CALLS = 20, 60  # calls: those that fill pools and caches, and those that must leave nothing
 MOST = 12  # objects of a kind that may be there by chance; CALLS that leave one each are far more

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.frontend.scheduler_client import submission
-from services.frontend.scheduler_client.sequence import Sequence
-from shared.pb.common.v1.sampling_pb2 import SamplingParams
-from shared.pb.inference.v1 import inference_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.frontend.scheduler_client import submission
+from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
+from quire.shared.pb.inference.v1 import inference_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

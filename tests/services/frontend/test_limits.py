@@ -17,12 +17,12 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from services.frontend.calls import turns
-from services.frontend.calls.calls import Calls
-from services.frontend.input_processor.processor import InputProcessor
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.calls import turns
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.load import burst, overload
 from tests.services.frontend.load.overload import at
 from tests.services.frontend.running import Running, running

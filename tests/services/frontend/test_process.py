@@ -16,16 +16,16 @@ import grpc.aio
 import httpx
 import pytest
 
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from tests.ports import quiet_port
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 START = """
 import json, sys
-from services.frontend.main import serve
-from shared.process.lifecycle import run
-from shared.settings import FrontendSettings
+from quire.services.frontend.main import serve
+from quire.shared.process.lifecycle import run
+from quire.shared.settings import FrontendSettings
 settings = FrontendSettings(**json.loads(sys.argv[1]))
 sys.exit(run(lambda shutdown: serve(settings, shutdown)))
 """
@@ -33,8 +33,8 @@ BLOCKED = """
 import sys
 for name in ("torch", "triton", "transformers", "kernels", "redis"):
     sys.modules[name] = None
-import services.frontend.main
-assert not any(name.startswith(("services.scheduler", "services.worker")) for name in sys.modules)
+import quire.services.frontend.main
+assert not any(name.startswith(("quire.services.scheduler", "quire.services.worker")) for name in sys.modules)
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 from quire import LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import ADAPTERS
 from quire.requests import RequestOptions
-from shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from quire.shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]

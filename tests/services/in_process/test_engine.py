@@ -11,7 +11,7 @@ import torch
 
 from quire import LLM, BeamSearch, LLMEngine, RequestOutput, SamplingParams, StructuredOutput
 from quire.rl import logprobs_from_logits
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
 GREEDY = SamplingParams(max_tokens=24, temperature=0)

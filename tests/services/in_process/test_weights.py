@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLMEngine, SamplingParams, bundled
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 100, "dtype": "float32", "max_num_seqs": 4}
 SAMPLING = SamplingParams(max_tokens=12, temperature=0, logprobs=1)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.running import Mask, Running
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.timing.forecast import Forecast
-from services.scheduler.kv_cache.groups import Groups
-from shared import columns
-from shared.kv import block_hash
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.running import Mask, Running
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.timing.forecast import Forecast
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.shared import columns
+from quire.shared.kv import block_hash
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
 

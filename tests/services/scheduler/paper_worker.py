@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from shared.kv.kv_specs import State, reach
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
+from quire.shared.kv.kv_specs import State, reach
 
 Entry = tuple[int, bytes]  # of a group: KV of a position, or a state
 Content = tuple[list[Entry], Entry]  # of a page: KV of its positions, and the state

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 import grpc.aio
 from google.protobuf.message import Message
 
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.frontends.submissions import Payload
-from shared import columns
-from shared.errors import InvalidArgument, to_proto
-from shared.kv import block_hash
-from shared.pb.common.v1 import finish_pb2, model_pb2
-from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
-from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
-from shared.process import lifecycle
-from shared.rpc.duplex import Duplex
-from shared.rpc.parts import InParts
-from shared.rpc.trust import Dialler
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import Payload
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument, to_proto
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from quire.shared.process import lifecycle
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import Dialler
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
 # Longer than any test: a heartbeat that meets the end of a call makes gRPC forget why it has ended.

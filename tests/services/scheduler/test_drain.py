@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest_asyncio
 
-from services.scheduler.core.ending import Reason
-from services.scheduler.drain import drain
-from services.scheduler.frontends.frontend_service import FrontendService
-from services.scheduler.spread import Spread
-from shared.columns import i32_bytes
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.prefix_index import SchedulerEntry
-from shared.rpc.trust import ServiceDoor
-from shared.settings import SchedulerSettings
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.drain import drain
+from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.spread import Spread
+from quire.shared.columns import i32_bytes
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.prefix_index import SchedulerEntry
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.replicas.test_worker_service import OWNER, Desk, PaperCall, until
 
 HEIR = SchedulerEntry("s1", "s1:1", 1, 0)

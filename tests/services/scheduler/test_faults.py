@@ -13,22 +13,22 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-import services.scheduler
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.codec import decode_failure
-from services.scheduler.replicas.replica import Replica
-from shared import columns
-from shared.kv import block_hash
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1.sampling_pb2 import BeamSearch, StructuredOutput
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
-from shared.settings import SchedulerSettings
+import quire.services.scheduler
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.codec import decode_failure
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch, StructuredOutput
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.settings import SchedulerSettings
 from tests.faults import Fault, Faults
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.scripted_peers import MODEL
@@ -138,7 +138,7 @@ class Desk:
 @pytest.mark.parametrize("has_worker", [True, False], ids=["a worker", "no worker"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
-    folder = Path(services.scheduler.__file__).parent
+    folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
     gives_back = frozenset({*undone, "State._drop", "Grammars.leave", "State._hand_on"})
     elsewhere = ("/batches.py",)  # what tells the frontend

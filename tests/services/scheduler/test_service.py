@@ -13,24 +13,24 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.scheduler import main
-from services.scheduler import status as status_module
-from services.scheduler.cluster.assignments import Assignments
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.core.beam.search import BeamRules
-from services.scheduler.core.core import Core
-from services.scheduler.replicas.replica import Replica
-from shared import columns
-from shared.errors import Unavailable
-from shared.kv import block_hash
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.pb.worker.v1 import worker_pb2
-from shared.process import lifecycle
-from shared.rpc.server import LIVENESS
-from shared.rpc.silence import SILENCE_FACTOR
-from shared.settings import SchedulerSettings
+from quire.services.scheduler import main
+from quire.services.scheduler import status as status_module
+from quire.services.scheduler.cluster.assignments import Assignments
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.core.beam.search import BeamRules
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared import columns
+from quire.shared.errors import Unavailable
+from quire.shared.kv import block_hash
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.process import lifecycle
+from quire.shared.rpc.server import LIVENESS
+from quire.shared.rpc.silence import SILENCE_FACTOR
+from quire.shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.beam.test_beams import exhaustive

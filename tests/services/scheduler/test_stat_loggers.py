@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.stat_loggers import Reporter, WorkerStats, find, log_line
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.scheduler.stat_loggers import Reporter, WorkerStats, find, log_line
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 def worker(epoch: int, generated: int, **more: int) -> pb.ServiceStatus:

@@ -13,11 +13,11 @@ import httpx
 import pytest
 import trustme
 
-from services.scheduler import main
-from shared.errors import InvalidArgument, Unavailable
-from shared.process import lifecycle
-from shared.rpc.trust import Dialler
-from shared.settings import SchedulerSettings, Tls
+from quire.services.scheduler import main
+from quire.shared.errors import InvalidArgument, Unavailable
+from quire.shared.process import lifecycle
+from quire.shared.rpc.trust import Dialler
+from quire.shared.settings import SchedulerSettings, Tls
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import HEARTBEATS, FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_trust import LIMITS, PROMPT

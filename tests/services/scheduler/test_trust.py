@@ -12,15 +12,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.scheduler import main
-from shared.errors import InvalidArgument, Unauthenticated
-from shared.pb.common.v1 import handshake_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
-from shared.process import lifecycle
-from shared.rpc.trust import Dialler
-from shared.security.secret_file import SecretFile
-from shared.settings import SchedulerSettings
+from quire.services.scheduler import main
+from quire.shared.errors import InvalidArgument, Unauthenticated
+from quire.shared.pb.common.v1 import handshake_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from quire.shared.process import lifecycle
+from quire.shared.rpc.trust import Dialler
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FRONTENDS, HEARTBEATS, WORKERS, FrontendPeer, WorkerPeer
@@ -259,7 +259,7 @@ async def test_operators_questions_need_the_secret_too(guarded: Guarded) -> None
 
 
 async def test_strangers_who_say_nothing_are_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.rpc.trust.door.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("quire.shared.rpc.trust.door.TIMEOUT_S", 1.0)
     async with grpc.aio.insecure_channel(guarded.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
         await call.write(_introduced("worker w0"))

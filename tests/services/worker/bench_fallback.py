@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-import kernels
-from quire import bundled
+from quire import bundled, kernels
 from quire.bench.workload import shapes
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -149,7 +148,7 @@ def model_folder(name: str, layers: int) -> Iterator[Path]:
 
 def sides_of(folder: Path, dtype: str) -> dict[str, Side]:
     """Of which the first is ours."""
-    kernels.PACKAGES["cpu"] = ("kernels.reference",)
+    kernels.PACKAGES["cpu"] = ("quire.kernels.reference",)
     sides = {"quire": quire_side(folder, dtype)}
     return sides | {attention: transformers_side(folder, dtype, attention) for attention in ("sdpa", "eager")}
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from quire.bench.workload import shapes
-from services.worker.building.build import build_replica
-from services.worker.replica import Replica
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.replica import Replica
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 from tests.services.worker.plans import New, PaperScheduler
 
 SAMPLING = sampling_pb2.SamplingParams(temperature=0.6, seed=1)

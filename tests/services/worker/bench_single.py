@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from quire.bench.workload import shapes
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 

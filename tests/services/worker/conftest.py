@@ -7,7 +7,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from tests import interpreter  # noqa: F401 - before kernels.triton is imported
+from tests import interpreter  # noqa: F401 - before quire.kernels.triton is imported
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.rig import Rig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared import columns
-from shared.kv.block_hash import root_hash
-from shared.pb.common.v1 import pooling_pb2, sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.prompt_logprobs import first_position
+from quire.shared import columns
+from quire.shared.kv.block_hash import root_hash
+from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.prompt_logprobs import first_position
 
 GREEDY = sampling_pb2.SamplingParams(temperature=0.0)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import Seat
-from services.worker.sampling.sampler import Sampler
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.sampling.sampler import Sampler
+from quire.shared.settings import WorkerSettings
 
 Keep = Callable[[torch.Tensor, Any], None]  # of whole rows, and their slots
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from services.worker.building.build import build_replica, open_grammars
-from services.worker.ranks.seat import ALONE, Seat
-from services.worker.replica import Replica
-from services.worker.structured.compile_pool import CompilePool
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica import Replica
+from quire.services.worker.structured.compile_pool import CompilePool
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 from tests.services.worker import recorded_logits
 from tests.services.worker.plans import Block, New, PaperScheduler
 

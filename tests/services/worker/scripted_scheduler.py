@@ -6,9 +6,9 @@ import asyncio
 
 import grpc.aio
 
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.rpc.server import Server
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2_grpc
+from quire.shared.rpc.server import Server
 
 PATIENCE_S = 60.0
 HEARTBEAT_MS = 60_000  # it sends none: silence of five ends a session, however slow the machine is

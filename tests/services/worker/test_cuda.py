@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders

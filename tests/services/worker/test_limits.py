@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import limits
-from services.worker.attention import backends
-from services.worker.attention.port import AttentionSpec
-from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
-from services.worker.kv import kv_memory
-from services.worker.kv.kv_memory import GIB, BlockShape
-from services.worker.limits import WorkerLimits
-from services.worker.models.registry import read_model_config
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.settings import WorkerSettings
+from quire.services.worker import limits
+from quire.services.worker.attention import backends
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from quire.services.worker.kv import kv_memory
+from quire.services.worker.kv.kv_memory import GIB, BlockShape
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.settings import WorkerSettings
 
 SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, dtype=torch.bfloat16)
 SPEC = AttentionSpec("cuda", "float32", "float32", 8, 4, 2, 16, has_window=False)
@@ -152,7 +152,7 @@ def test_cuda_budget_leaves_what_others_need() -> None:
 def test_dtype_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, asked: str, checkpoint: str, fast: bool, chosen: str
 ) -> None:
-    monkeypatch.setattr("services.worker.device.device._cpuinfo", lambda _key: "avx512_bf16" if fast else "avx2")
+    monkeypatch.setattr("quire.services.worker.device.device._cpuinfo", lambda _key: "avx512_bf16" if fast else "avx2")
     assert str(choose_dtype(asked, checkpoint, Device("cpu", "some"))) == f"torch.{chosen}"
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared import columns
-from shared.kv.block_hash import chain, root_hash, split
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared import columns
+from quire.shared.kv.block_hash import chain, root_hash, split
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

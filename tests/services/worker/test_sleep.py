@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.models.loading.weights import Weights
-from services.worker.sleep import moved_tensors
-from services.worker.sleep.cuda_region import OUT_OF_MEMORY, CudaRegion, VirtualMemory
-from services.worker.sleep.regions import CpuRegion
-from services.worker.step.plan_violation import PlanViolation
-from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.weights import Weights
+from quire.services.worker.sleep import moved_tensors
+from quire.services.worker.sleep.cuda_region import OUT_OF_MEMORY, CudaRegion, VirtualMemory
+from quire.services.worker.sleep.regions import CpuRegion
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import rows, shaken
 from tests.services.worker.rig import Rig
@@ -146,7 +146,7 @@ def test_pages_of_the_host_go_to_others() -> None:
 
 def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     region = CpuRegion([torch.ones(MIB)])
-    monkeypatch.setattr("services.worker.sleep.regions.free_host_bytes", lambda: MIB)
+    monkeypatch.setattr("quire.services.worker.sleep.regions.free_host_bytes", lambda: MIB)
     with pytest.raises(ResourceExhausted, match=r"0\.00 GiB free"):
         region.take()
 
@@ -242,7 +242,7 @@ def test_pages_of_a_gpu_come_and_go_at_one_address(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_driver_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.sleep.cuda_region.DRIVER", "libquire-no-such-driver.so")
+    monkeypatch.setattr("quire.services.worker.sleep.cuda_region.DRIVER", "libquire-no-such-driver.so")
     with pytest.raises(FailedPrecondition, match="enable_sleep_mode"):
         VirtualMemory(0)
 

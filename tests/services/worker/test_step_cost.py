@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.worker.device.peaks import peak_of
-from services.worker.step.step_inputs import StepInputs
-from shared.metrics.worker import Peak, StepCost, WorkerMetrics
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.device.peaks import peak_of
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.metrics.worker import Peak, StepCost, WorkerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from shared.errors import InvalidArgument
-from shared.gguf.config import config_of
-from shared.gguf.folder import as_folder
-from shared.gguf.header import read_header
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf.config import config_of
+from quire.shared.gguf.folder import as_folder
+from quire.shared.gguf.header import read_header
 from tests import gguf_files
 from tests.shared.gguf.conftest import Write
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.models import model_hub, model_identity
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import model_hub, model_identity
 from tests.shared.gguf.conftest import Write
 
 

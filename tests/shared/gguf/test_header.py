@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.gguf.folder import as_folder
-from shared.gguf.header import read_header
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf.folder import as_folder
+from quire.shared.gguf.header import read_header
 from tests import gguf_files
 from tests.gguf_files import Tensor, text
 from tests.shared.gguf.conftest import Write

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shared.errors import InvalidArgument
-from shared.gguf.folder import as_folder
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf.folder import as_folder
 from tests.shared.gguf.conftest import Write
 
 SPACE = "\u2581"

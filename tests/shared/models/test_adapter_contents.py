@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.kv import block_hash
-from shared.models import adapter_contents
+from quire.shared.kv import block_hash
+from quire.shared.models import adapter_contents
 
 DIGESTS = b"x" * 32 + b"y" * 32
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shared.models import model_hub
+from quire.shared.models import model_hub
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 FILES = {
@@ -94,7 +94,7 @@ def hub() -> Iterator[Hub]:
 def find(home: Path, url: str, model: str, *, revision: str = "", weights: bool = True, **more: str) -> tuple[str, str]:
     """The folder, and what is told, from a process of its own: huggingface_hub reads its variables once."""
     script = (
-        "import sys; from shared.models import model_hub; from shared.errors import QuireError\n"
+        "import sys; from quire.shared.models import model_hub; from quire.shared.errors import QuireError\n"
         "try: print(model_hub.find(sys.argv[1], sys.argv[2], weights=sys.argv[3] == 'True'))\n"
         "except QuireError as error: sys.exit(f'{type(error).__name__}: {error.message}')"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.models.model_identity import read_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.models.late_interaction import LateInteraction
-from shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model, scores_as_they_are
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.late_interaction import LateInteraction
+from quire.shared.models.sentence_transformers import (
+    DenseModule,
+    SentenceModel,
+    read_sentence_model,
+    scores_as_they_are,
+)
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.base.modules"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire import bundled
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.models.tokenizer_file import tokenizer_file
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.tokenizer_file import tokenizer_file
 
 
 def replace(content: str, pattern: str = "a") -> dict[str, Any]:

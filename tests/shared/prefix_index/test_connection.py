@@ -16,12 +16,12 @@ import pytest
 import redis
 import trustme
 
-from services.scheduler.prefix_directory.registry import Registry
-from shared.errors import InvalidArgument
-from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
-from shared.prefix_index.keys import member
-from shared.security import secret_file
-from shared.settings import Tls
+from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.shared.errors import InvalidArgument
+from quire.shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
+from quire.shared.prefix_index.keys import member
+from quire.shared.security import secret_file
+from quire.shared.settings import Tls
 from tests.ports import quiet_port
 from tests.redis_server import RedisServer
 

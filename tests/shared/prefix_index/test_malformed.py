@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from shared.prefix_index import (
+from quire.shared.prefix_index import (
     BlockKeys,
     MalformedEntries,
     PrefixReader,

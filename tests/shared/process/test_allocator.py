@@ -13,7 +13,7 @@ import pytest
 
 from quire.cluster.options import ServiceSpec
 from quire.cluster.process import ServiceProcess
-from shared.process import allocator
+from quire.shared.process import allocator
 from tests.deploy import dockerfile
 from tests.deploy.test_dockerfiles import DOCKERFILES
 

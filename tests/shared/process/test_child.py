@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import Internal
-from shared.process.child import Child
-from shared.process.priority import step_back
+from quire.shared.errors import Internal
+from quire.shared.process.child import Child
+from quire.shared.process.priority import step_back
 from tests.priorities import has_stepped_back
 
 MORE_THAN_A_PIPE_HOLDS = bytes(1 << 20)
 ECHO = """
 import os, sys
-from shared.process.child import answer_all
+from quire.shared.process.child import answer_all
 sys.stderr.write("beginning")
 def begin(introduction):
     def answer(message):

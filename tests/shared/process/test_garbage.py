@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from services.scheduler import bench_scheduler
-from shared.process import garbage
+from quire.services.scheduler import bench_scheduler
+from quire.shared.process import garbage
 
 
 class Process:

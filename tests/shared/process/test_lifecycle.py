@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from shared.errors import Internal
-from shared.process import lifecycle
+from quire.shared.errors import Internal
+from quire.shared.process import lifecycle
 
 
 async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,8 @@ async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> N
 
 SERVICE = """
 import asyncio, sys
-from shared import logs
-from shared.process import lifecycle
+from quire.shared import logs
+from quire.shared.process import lifecycle
 
 async def service(shutdown):
     logs.configure("s", "info", "text")
@@ -103,7 +103,7 @@ def test_a_service_that_drains_already_finishes_its_work_when_it_is_told_to_end(
 
 LEAVES = """
 import atexit, sys, threading
-from shared.process import lifecycle
+from quire.shared.process import lifecycle
 
 class TakenAway:
     def __del__(self):

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 
-from shared.process import liveness, watchdog
-from shared.process.liveness import Liveness
+from quire.shared.process import liveness, watchdog
+from quire.shared.process.liveness import Liveness
 
 # A service whose loop does what BODY says; the watchdog loses patience after half a second.
 PROGRAM = """
 import asyncio, sys, time
-from shared.process import lifecycle, watchdog
+from quire.shared.process import lifecycle, watchdog
 watchdog.TURN_S, watchdog.MOST_TURNS = 0.05, 10
 
 async def service(shutdown):
@@ -59,7 +59,7 @@ def test_a_process_that_was_stopped_goes_on() -> None:
 
 
 def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
-    process = start("from shared.process.supervision import vital\nawait vital('the door', asyncio.sleep(0))")
+    process = start("from quire.shared.process.supervision import vital\nawait vital('the door', asyncio.sleep(0))")
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, "quire: the door ended, and nobody asked for that\n")
 

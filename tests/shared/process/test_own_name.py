@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.process.own_name import with_own_name
-from shared.rpc import admin_pass
-from shared.settings import SchedulerSettings, WorkerSettings
+from quire.shared.process.own_name import with_own_name
+from quire.shared.rpc import admin_pass
+from quire.shared.settings import SchedulerSettings, WorkerSettings
 
 DEFAULT = f"scheduler-{socket.gethostname()}"
 HOLDER = """
-from shared.process.own_name import with_own_name
-from shared.settings import SchedulerSettings
+from quire.shared.process.own_name import with_own_name
+from quire.shared.settings import SchedulerSettings
 with with_own_name(SchedulerSettings()) as settings:
     print(settings.name, flush=True)
     input()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shared.process import allocator
+from quire.shared.process import allocator
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="anoth
 SCRIPT = """
 import ctypes, sys
 import numpy as np
-from shared.process import small_buffers
+from quire.shared.process import small_buffers
 libc = ctypes.CDLL(None)
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks used".split()]

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.errors import FailedPrecondition, Internal
-from shared.process import supervision
-from shared.process.supervision import Tasks, pause, restarted, vital
+from quire.shared.errors import FailedPrecondition, Internal
+from quire.shared.process import supervision
+from quire.shared.process.supervision import Tasks, pause, restarted, vital
 
 
 @pytest.fixture(autouse=True)

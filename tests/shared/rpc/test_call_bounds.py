@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
-from shared.errors import Unauthenticated
-from shared.rpc.guard import CallGuard
-from shared.rpc.server import MAX_STREAMS, Server
+from quire.shared.errors import Unauthenticated
+from quire.shared.rpc.guard import CallGuard
+from quire.shared.rpc.server import MAX_STREAMS, Server
 from tests.attacks import floods, frames
 from tests.attacks.calls import Target
 

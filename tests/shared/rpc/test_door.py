@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.pb.worker.v1.worker_pb2 import AttachResponse
-from shared.rpc.trust import ServiceDoor
+from quire.shared.pb.worker.v1.worker_pb2 import AttachResponse
+from quire.shared.rpc.trust import ServiceDoor
 
 PATIENCE_S = 60.0
 METHOD = "/peer/Talk"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.rpc.guard import metadata_of
+from quire.shared.rpc.guard import metadata_of
 
 
 def test_who_shows_two_keys_shows_none() -> None:

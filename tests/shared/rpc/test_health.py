@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from shared.rpc import health
-from shared.rpc.server import LIVENESS, Server
+from quire.shared.rpc import health
+from quire.shared.rpc.server import LIVENESS, Server
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 CHECK, WATCH, LIST = (f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))

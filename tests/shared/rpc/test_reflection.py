@@ -7,8 +7,8 @@ import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from shared.rpc import reflection
-from shared.rpc.server import Server
+from quire.shared.rpc import reflection
+from quire.shared.rpc.server import Server
 
 LIST = pb.ServerReflectionRequest(list_services="")
 

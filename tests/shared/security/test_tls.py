@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from shared.security.tls import server_context
-from shared.settings.tls import Tls
+from quire.shared.security.tls import server_context
+from quire.shared.settings.tls import Tls
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.structured_output import automaton
-from shared.structured_output.look_around import plain_patterns
+from quire.shared.errors import InvalidArgument
+from quire.shared.structured_output import automaton
+from quire.shared.structured_output.look_around import plain_patterns
 from tests.shared.test_structured_output import accepts
 
 # zod 4's z.email(): email-mcp#58

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.structured_output.satisfiable import contradiction
+from quire.shared.structured_output.satisfiable import contradiction
 
 
 def node(**properties: Any) -> dict[str, Any]:

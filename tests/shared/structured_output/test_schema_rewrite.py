@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.structured_output.schema_rewrite import for_llguidance, without_annotations
+from quire.shared.structured_output.schema_rewrite import for_llguidance, without_annotations
 from tests.shared.test_structured_output import accepts
 
 SCORE = {

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
-from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
-from services.frontend.openai_edge.answers.message_parts import delta_of, has_calls, message_of
-from services.frontend.openai_edge.answers.metrics import metrics
-from services.frontend.openai_edge.answers.prompt_logprobs import prompt_logprobs
-from services.frontend.openai_edge.body.requests import AnswerOptions
-from services.frontend.request.request import Request
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
+from quire.services.frontend.openai_edge.answers.message_parts import delta_of, has_calls, message_of
+from quire.services.frontend.openai_edge.answers.metrics import metrics
+from quire.services.frontend.openai_edge.answers.prompt_logprobs import prompt_logprobs
+from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 TOOL_CALLS = "tool_calls"
 

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.answers.format import BodyFormat
-from shared.errors import QuireError
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.openai_edge import errors
+from quire.services.frontend.openai_edge.answers.format import BodyFormat
+from quire.shared.errors import QuireError
 
 DONE = b"data: [DONE]\n\n"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation.delta import SampleDelta, TokenLogprobs
-from services.frontend.generation.generation import Generation, Usage
-from services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
-from services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
-from services.frontend.openai_edge.answers.metrics import metrics
-from services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
-from services.frontend.openai_edge.answers.prompt_only import FULL
-from services.frontend.openai_edge.body.requests import AnswerOptions
-from services.frontend.request.request import Request
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.generation.delta import SampleDelta, TokenLogprobs
+from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
+from quire.services.frontend.openai_edge.answers.metrics import metrics
+from quire.services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
+from quire.services.frontend.openai_edge.answers.prompt_only import FULL
+from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.request.request import Request
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 # What vLLM's clients find null in a whole answer.
 NOT_ASKED_FOR = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from services.frontend.generation.delta import Finish, SampleDelta
-from services.frontend.generation.generation import Generation, Usage
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1.finish_pb2 import FinishReason
-from shared.version import VERSION
+from quire.services.frontend.generation.delta import Finish, SampleDelta
+from quire.services.frontend.generation.generation import Generation, Usage
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1.finish_pb2 import FinishReason
+from quire.shared.version import VERSION
 
 SYSTEM_FINGERPRINT = f"quire-{VERSION}"
 

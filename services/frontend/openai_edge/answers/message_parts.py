@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 
 
 def delta_of(parts: Iterable[Part]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.generation.generation import Generation
-from services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.openai_edge.body.requests import AnswerOptions
 
 
 def metrics(options: AnswerOptions, generation: Generation) -> dict[str, Any]:

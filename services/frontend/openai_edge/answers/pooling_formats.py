@@ -12,12 +12,12 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.generation.generation import Generation
-from services.frontend.input_processor.scoring import Scoring, probabilities
-from services.frontend.openai_edge.errors import as_response
-from shared.columns import f32
-from shared.errors import QuireError
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.openai_edge.errors import as_response
+from quire.shared.columns import f32
+from quire.shared.errors import QuireError
 
 
 class PooledFormat(ABC):

@@ -16,19 +16,19 @@ from pydantic import (
     model_validator,
 )
 
-from services.frontend.http.extra_body import opened
-from services.frontend.http.known_fields import described
-from services.frontend.http.model_field import ModelField
-from services.frontend.http.nested_fields import Shape, check_models, check_objects
-from services.frontend.http.plain_fields import PlainFields
-from services.frontend.http.ranges import exactly_one, given
-from services.frontend.http.unknown_fields import UnknownFields
-from services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
-from services.frontend.input_processor.other_samplers import SAMPLERS
-from services.frontend.input_processor.pooling import POOLERS
-from services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
-from services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
-from services.frontend.openai_edge.body.said import (
+from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.http.known_fields import described
+from quire.services.frontend.http.model_field import ModelField
+from quire.services.frontend.http.nested_fields import Shape, check_models, check_objects
+from quire.services.frontend.http.plain_fields import PlainFields
+from quire.services.frontend.http.ranges import exactly_one, given
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
+from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.services.frontend.input_processor.pooling import POOLERS
+from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
+from quire.services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
+from quire.services.frontend.openai_edge.body.said import (
     NOT_EMPTY,
     OF_BATCHES,
     OF_CHATS,
@@ -39,8 +39,8 @@ from services.frontend.openai_edge.body.said import (
     TOOL_CHOICE,
     TOOLS,
 )
-from services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
-from shared.errors import Unimplemented
+from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
+from quire.shared.errors import Unimplemented
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
 IGNORED = frozenset({

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 

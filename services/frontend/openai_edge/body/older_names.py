@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.frontend.openai_edge.body.bodies import GenerationBody
-from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
-from shared.errors import InvalidArgument
+from quire.services.frontend.openai_edge.body.bodies import GenerationBody
+from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
+from quire.shared.errors import InvalidArgument
 
 GUIDED = ("json", "regex", "choice", "grammar")
 

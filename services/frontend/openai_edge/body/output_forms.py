@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.http.ranges import exactly_one
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.services.frontend.http.ranges import exactly_one
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 
 TAG = ("format", "structures", "triggers")  # fields of a structural tag
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

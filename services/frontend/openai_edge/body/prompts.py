@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
-from services.frontend.openai_edge.body.said import ROLES
-from services.frontend.request import conversation
-from services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from shared.errors import InvalidArgument
+from quire.services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
+from quire.services.frontend.openai_edge.body.said import ROLES
+from quire.services.frontend.request import conversation
+from quire.services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from quire.shared.errors import InvalidArgument
 
 BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
 REASONING = ("reasoning", "reasoning_content", "thinking")

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend.http import plain_fields
-from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import sampling_rules
-from services.frontend.openai_edge.body import thinking, tools
-from services.frontend.openai_edge.body.bodies import (
+from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.openai_edge.body import thinking, tools
+from quire.services.frontend.openai_edge.body.bodies import (
     ChatBatchBody,
     ChatBody,
     ChatOptions,
@@ -19,15 +19,15 @@ from services.frontend.openai_edge.body.bodies import (
     GenerationBody,
     StreamOptions,
 )
-from services.frontend.openai_edge.body.logit_bias import logit_bias
-from services.frontend.openai_edge.body.logits_processors import logits_processors
-from services.frontend.openai_edge.body.older_names import GUIDED, older_names
-from services.frontend.openai_edge.body.output_forms import constraint
-from services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
-from services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.openai_edge.body.logits_processors import logits_processors
+from quire.services.frontend.openai_edge.body.older_names import GUIDED, older_names
+from quire.services.frontend.openai_edge.body.output_forms import constraint
+from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from services.frontend.request import reasoning
+from quire.services.frontend.request import reasoning
 
 if TYPE_CHECKING:
-    from services.frontend.openai_edge.body.bodies import ChatOptions
+    from quire.services.frontend.openai_edge.body.bodies import ChatOptions
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.request.request import Tool
-from services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.request.request import Tool
+from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 

@@ -7,21 +7,21 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from services.frontend.http.extra_body import opened
-from services.frontend.http.known_fields import described
-from services.frontend.http.model_field import ModelField
-from services.frontend.http.nested_fields import check_models, check_objects
-from services.frontend.http.plain_fields import PlainFields
-from services.frontend.http.ranges import needs
-from services.frontend.http.unknown_fields import UnknownFields
-from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.input_processor.other_samplers import SAMPLERS
-from services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
-from services.frontend.openai_edge.body.said import FUNCTION
-from services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
-from services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
-from services.frontend.openai_edge.responses.said import INPUT
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.http.known_fields import described
+from quire.services.frontend.http.model_field import ModelField
+from quire.services.frontend.http.nested_fields import check_models, check_objects
+from quire.services.frontend.http.plain_fields import PlainFields
+from quire.services.frontend.http.ranges import needs
+from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
+from quire.services.frontend.openai_edge.body.said import FUNCTION
+from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
+from quire.services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
+from quire.services.frontend.openai_edge.responses.said import INPUT
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
 IGNORED = frozenset({

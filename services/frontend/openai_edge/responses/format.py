@@ -11,21 +11,21 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.generation.delta import Finish, SampleDelta
-from services.frontend.generation.generation import Generation, Usage
-from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
-from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
-from services.frontend.openai_edge.responses.numbers import writable
-from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from services.frontend.openai_edge.responses.tools import added, echoed, namespaces
-from services.frontend.openai_edge.responses.turns import Item
-from services.frontend.output_processor.answer_parser import Part
-from services.frontend.output_processor.parsing.events import Content
-from services.frontend.request.request import Sampling
-from shared.errors import QuireError, transport
-from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
+from quire.services.frontend.generation.delta import Finish, SampleDelta
+from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.openai_edge import errors
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
+from quire.services.frontend.openai_edge.responses.body import ResponsesBody
+from quire.services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
+from quire.services.frontend.openai_edge.responses.numbers import writable
+from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
+from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
+from quire.services.frontend.openai_edge.responses.turns import Item
+from quire.services.frontend.output_processor.answer_parser import Part
+from quire.services.frontend.output_processor.parsing.events import Content
+from quire.services.frontend.request.request import Sampling
+from quire.shared.errors import QuireError, transport
+from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
 
 PREFIX = "resp_"
 DONE, CUT, OPEN, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"

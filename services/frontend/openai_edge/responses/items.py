@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 
 Json = dict[str, Any]
 Event = tuple[str, Json]

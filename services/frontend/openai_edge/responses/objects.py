@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.frontend.http.nested_fields import Shape
-from services.frontend.openai_edge.responses.said import FORMS, UNREADABLE
+from quire.services.frontend.http.nested_fields import Shape
+from quire.services.frontend.openai_edge.responses.said import FORMS, UNREADABLE
 
 PART = Shape(
     frozenset({

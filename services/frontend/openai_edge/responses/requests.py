@@ -8,20 +8,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.frontend.http import plain_fields
-from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import prompt_limits, sampling_rules
-from services.frontend.openai_edge.body import thinking
-from services.frontend.openai_edge.body.logit_bias import logit_bias
-from services.frontend.openai_edge.body.logits_processors import logits_processors
-from services.frontend.openai_edge.body.output_forms import FormNames, JsonSchemaFormat, ResponseFormat, constraint
-from services.frontend.openai_edge.responses import tools
-from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.turns import Item, turns
-from services.frontend.request import reasoning
-from services.frontend.request.request import ChatPrompt, Request
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
+from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.input_processor import prompt_limits, sampling_rules
+from quire.services.frontend.openai_edge.body import thinking
+from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.openai_edge.body.logits_processors import logits_processors
+from quire.services.frontend.openai_edge.body.output_forms import (
+    FormNames,
+    JsonSchemaFormat,
+    ResponseFormat,
+    constraint,
+)
+from quire.services.frontend.openai_edge.responses import tools
+from quire.services.frontend.openai_edge.responses.body import ResponsesBody
+from quire.services.frontend.openai_edge.responses.turns import Item, turns
+from quire.services.frontend.request import reasoning
+from quire.services.frontend.request.request import ChatPrompt, Request
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
 
 FORM_NAMES = FormNames("text.format", "schema")
 SAMPLING_FIELDS = (

@@ -11,18 +11,18 @@ from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.headers import CallHeaders
-from services.frontend.http.kept_answer import BegunAnswer
-from services.frontend.http.router import Router
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.answers.logprobs import TokenTexts
-from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.format import (
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.kept_answer import BegunAnswer
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.openai_edge.responses.body import ResponsesBody
+from quire.services.frontend.openai_edge.responses.format import (
     CANCELLED,
     OPEN,
     QUEUED,
@@ -30,16 +30,16 @@ from services.frontend.openai_edge.responses.format import (
     ResponsesFormat,
     failed,
 )
-from services.frontend.openai_edge.responses.format import PREFIX as ID
-from services.frontend.openai_edge.responses.numbers import writable
-from services.frontend.openai_edge.responses.requests import responses_request
-from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from services.frontend.openai_edge.responses.turns import Item, as_items
-from services.frontend.openai_edge.resumable import ResumableHttp, Worded
-from services.frontend.request.request import Request as GeneratorRequest
-from services.frontend.streams.stream import Stream
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, NotFound, Unimplemented
+from quire.services.frontend.openai_edge.responses.format import PREFIX as ID
+from quire.services.frontend.openai_edge.responses.numbers import writable
+from quire.services.frontend.openai_edge.responses.requests import responses_request
+from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
+from quire.services.frontend.openai_edge.responses.turns import Item, as_items
+from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
+from quire.services.frontend.request.request import Request as GeneratorRequest
+from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
 
 PREFIX = "/v1/responses"
 COMPACT = f"{PREFIX}/compact"

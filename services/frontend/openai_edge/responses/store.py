@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from services.frontend.openai_edge.responses.turns import Item
-from shared.errors import InvalidArgument, NotFound
+from quire.services.frontend.openai_edge.responses.turns import Item
+from quire.shared.errors import InvalidArgument, NotFound
 
 
 @dataclass(frozen=True, slots=True)

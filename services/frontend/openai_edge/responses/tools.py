@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from services.frontend.openai_edge.body import tools as chat_tools
-from services.frontend.openai_edge.responses import said
-from services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.openai_edge.body import tools as chat_tools
+from quire.services.frontend.openai_edge.responses import said
+from quire.services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 Json = Mapping[str, Any]
 

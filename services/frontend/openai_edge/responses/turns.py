@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.frontend.openai_edge.responses import said
-from services.frontend.openai_edge.responses.said import ROLES, TEXT_PARTS
-from services.frontend.openai_edge.responses.tools import name_in_prompt
-from services.frontend.request import conversation
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.openai_edge.responses import said
+from quire.services.frontend.openai_edge.responses.said import ROLES, TEXT_PARTS
+from quire.services.frontend.openai_edge.responses.tools import name_in_prompt
+from quire.services.frontend.request import conversation
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 Item = Mapping[str, Any]
 

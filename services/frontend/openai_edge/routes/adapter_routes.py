@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import PlainTextResponse, Response
 
-from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
-from shared.pb.admin.v1 import admin_pb2 as pb
+from quire.services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.openai_edge.body.bodies import LoadAdapterBody, UnloadAdapterBody
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 class AdapterRoutes:

@@ -8,30 +8,30 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.headers import CallHeaders
-from services.frontend.http.router import Router
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
-from services.frontend.openai_edge.answers.chunks import Chunks
-from services.frontend.openai_edge.answers.completion_format import CompletionFormat
-from services.frontend.openai_edge.answers.prompt_only import prompt_only
-from services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody
-from services.frontend.openai_edge.body.requests import (
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
+from quire.services.frontend.openai_edge.answers.chunks import Chunks
+from quire.services.frontend.openai_edge.answers.completion_format import CompletionFormat
+from quire.services.frontend.openai_edge.answers.prompt_only import prompt_only
+from quire.services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody
+from quire.services.frontend.openai_edge.body.requests import (
     AnswerOptions,
     answer_options,
     batch_request,
     chat_request,
     completion_request,
 )
-from services.frontend.openai_edge.resumable import ResumableHttp, Worded
-from services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
-from services.frontend.request.request import Request as GeneratorRequest
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
+from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
+from quire.services.frontend.request.request import Request as GeneratorRequest
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

@@ -10,9 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.openai_edge.body.bodies import (
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.openai_edge.body.bodies import (
     Body,
     ChatBody,
     ClassifyBody,
@@ -21,9 +21,9 @@ from services.frontend.openai_edge.body.bodies import (
     RerankBody,
     ScoreBody,
 )
-from services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
-from services.frontend.openai_edge.routes.pooling_routes import RERANK, SCORE, PoolingRoutes
-from shared.errors import Unimplemented
+from quire.services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
+from quire.services.frontend.openai_edge.routes.pooling_routes import RERANK, SCORE, PoolingRoutes
+from quire.shared.errors import Unimplemented
 
 Call = Callable[[Any, Request], Awaitable[Response]]
 Kind = tuple[str, type[Body], Call]  # its own path, its body, and who answers it

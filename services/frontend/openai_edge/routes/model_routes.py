@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.catalogue import Catalogue, CatalogueEntry
-from services.frontend.http.router import Router
+from quire.services.frontend.catalogue import Catalogue, CatalogueEntry
+from quire.services.frontend.http.router import Router
 
 
 class ModelRoutes:

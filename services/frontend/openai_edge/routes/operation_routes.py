@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from shared.errors import Unimplemented
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
-from shared.weights_heads import DEFAULT_GROUP, HEADS_IN_A_PIECE, tensor_heads
+from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.shared.errors import Unimplemented
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
+from quire.shared.weights_heads import DEFAULT_GROUP, HEADS_IN_A_PIECE, tensor_heads
 
 MOST_RANKS = 1 << 16
 Seconds = Annotated[float, Field(gt=0, le=540)]

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from services.frontend.catalogue import Catalogue
-from services.frontend.generation.generator import Generator
-from services.frontend.http import headers
-from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.headers import CallHeaders
-from services.frontend.http.router import Router
-from services.frontend.input_processor import pooling
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.input_processor.scoring import Scoring
-from services.frontend.openai_edge.answers.pooling_formats import (
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.http import headers
+from quire.services.frontend.http.answer import Answer
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.input_processor import pooling
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.input_processor.scoring import Scoring
+from quire.services.frontend.openai_edge.answers.pooling_formats import (
     ClassifyFormat,
     EmbeddingFormat,
     PooledFormat,
@@ -26,7 +26,7 @@ from services.frontend.openai_edge.answers.pooling_formats import (
     RerankFormat,
     ScoreFormat,
 )
-from services.frontend.openai_edge.body.bodies import (
+from quire.services.frontend.openai_edge.body.bodies import (
     FIRST,
     SECOND,
     ClassifyBody,
@@ -36,10 +36,10 @@ from services.frontend.openai_edge.body.bodies import (
     RerankBody,
     ScoreBody,
 )
-from services.frontend.openai_edge.body.prompts import completion_prompts
-from services.frontend.request.request import Pooling, Prompt, Sampling
-from services.frontend.request.request import Request as Asked
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.openai_edge.body.prompts import completion_prompts
+from quire.services.frontend.request.request import Pooling, Prompt, Sampling
+from quire.services.frontend.request.request import Request as Asked
+from quire.shared.errors import InvalidArgument, Unimplemented
 
 SCORE = ("/score", "/v1/score")
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")

@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.http.router import Router
-from shared.errors import Unavailable
-from shared.version import VERSION
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.http.router import Router
+from quire.shared.errors import Unavailable
+from quire.shared.version import VERSION
 
 
 class ServiceRoutes:

@@ -7,15 +7,15 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from services.frontend.catalogue import Catalogue
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.router import Router
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
-from services.frontend.openai_edge.body.prompts import chat_prompt
-from services.frontend.request.request import Prompt, TextPrompt
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
+from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.http.body import BodyBounds
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
+from quire.services.frontend.openai_edge.body.prompts import chat_prompt
+from quire.services.frontend.request.request import Prompt, TextPrompt
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
 
 
 class TokenRoutes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.frontend.output_processor.parsing.scanner import Sink
+from quire.services.frontend.output_processor.parsing.scanner import Sink
 
 CLOSERS = {"{": "}", "[": "]"}
 SEPARATOR = ", "

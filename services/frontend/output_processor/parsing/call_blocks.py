@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NOTHING = re.compile(r"(?!)")
 REST_OF_TAG = re.compile(r"[^<>\n]+")

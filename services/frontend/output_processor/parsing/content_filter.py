@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from services.frontend.output_processor.parsing.events import Content, Event
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.events import Content, Event
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 
 class ContentFilter:

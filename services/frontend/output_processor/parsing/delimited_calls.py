@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from services.frontend.output_processor.parsing.json_repair import PushedJson
-from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.formats import ReasoningFormat
-from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat
+from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 Frame = tuple[str, str]
 

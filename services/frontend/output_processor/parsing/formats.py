@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.wording import Wording
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Wording
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 ReadAnswer = Callable[[Scanner, EventWriter, bool, IsName], Steps[None]]
 """Reads whole answers, in which reasoning and calls are messages of one stream. The flag: the prompt ends inside of

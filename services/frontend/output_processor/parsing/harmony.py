@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, IsName
-from services.frontend.output_processor.parsing.json_repair import PushedJson
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, IsName
+from quire.services.frontend.output_processor.parsing.json_repair import PushedJson
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.output_processor.parsing import json_repair, json_text
-from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters
 LONGEST_KEY = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
 PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}  # inside a string
 CONTROL = re.compile(r"[\x00-\x1f]")

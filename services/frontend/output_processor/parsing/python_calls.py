@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from services.frontend.output_processor.parsing import python_text
-from services.frontend.output_processor.parsing.call_blocks import close, no_call
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from services.frontend.output_processor.parsing.json_text import quoted
-from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing import python_text
+from quire.services.frontend.output_processor.parsing.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[\w.\-]+")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.frontend.output_processor.parsing.events import Event
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.events import Event
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 Read = Callable[[Scanner, EventWriter], Steps[None]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat
-from shared.errors import InvalidArgument
+from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat
+from quire.shared.errors import InvalidArgument
 
-PACKAGE = "services.frontend.output_processor"
+PACKAGE = "quire.services.frontend.output_processor"
 
 # name -> file, or file:attribute where one file has several formats
 TOOL_PARSERS = {

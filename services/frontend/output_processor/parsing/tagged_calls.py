@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps, one_newline
-from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
-from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.scanner import (
+    Malformed,
+    Markers,
+    Padding,
+    Scanner,
+    Steps,
+    one_newline,
+)
+from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
+from quire.services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
+from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 NAME = re.compile(r"[^<>\"\n]+")
 

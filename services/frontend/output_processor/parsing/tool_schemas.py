@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.request.request import Tool
+from quire.services.frontend.request.request import Tool
 
 DEEPEST_REFERENCE = 16
 ANYTHING = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})

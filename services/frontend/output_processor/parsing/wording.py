@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend.request.request import Tool
+from quire.services.frontend.request.request import Tool
 
 Json = dict[str, Any]
 

@@ -1,5 +1,5 @@
 """ERNIE 4.5: <think>…</think><response>…</response>"""
 
-from services.frontend.output_processor.parsing.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited
 
 FORMAT = delimited("<think>", "</think>", frame=("<response>", "</response>"))

@@ -1,5 +1,5 @@
 """Hunyuan A13B: <think>…</think><answer>…</answer>"""
 
-from services.frontend.output_processor.parsing.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited
 
 FORMAT = delimited("<think>", "</think>", frame=("<answer>", "</answer>"))

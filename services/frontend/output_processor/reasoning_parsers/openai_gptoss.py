@@ -3,9 +3,9 @@
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 """
 
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.formats import ReasoningFormat
-from services.frontend.output_processor.parsing.harmony import (
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat
+from quire.services.frontend.output_processor.parsing.harmony import (
     ANALYSIS,
     CHANNEL,
     END,
@@ -15,8 +15,8 @@ from services.frontend.output_processor.parsing.harmony import (
     TOKENS,
     read_messages,
 )
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 BUILT_IN = ("assistant", "browser", "python", "container", "user")  # recipients that are no functions
 

@@ -1,13 +1,13 @@
 """Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
 
-from services.frontend.output_processor.parsing import json_repair, json_text
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing import json_repair, json_text
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
 MARKUP = CallMarkup((START,), (END,))

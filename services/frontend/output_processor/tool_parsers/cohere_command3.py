@@ -3,9 +3,9 @@
 <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}]<|END_ACTION|>
 """
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.json_calls import Keys
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.json_calls import Keys
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 KEYS = Keys(name="tool_name", id="")  # its ids count from 0 in every answer: not unique in a conversation
 WORDING = Wording(

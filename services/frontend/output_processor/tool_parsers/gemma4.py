@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 
-from services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from services.frontend.output_processor.parsing.json_text import quoted
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.tagged_calls import no_padding
-from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
-from services.frontend.output_processor.parsing.typed_arguments import as_json
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
+from quire.services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
+from quire.services.frontend.output_processor.parsing.typed_arguments import as_json
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 DEEPEST = 64
 NAME = re.compile(r"[^\s<>{}\[\]:,\"']+")

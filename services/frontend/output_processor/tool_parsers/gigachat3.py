@@ -8,8 +8,8 @@ function call<|role_sep|>
 
 from dataclasses import replace
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 CALL, ROLE, ROLE_END, MESSAGE_END = "<|function_call|>", "function call", "<|role_sep|>", "<|message_sep|>"
 NEW = Wording(json_arguments(f'{CALL}{{"name": NAME, "arguments": ', "}"), between="", needs=CALL)

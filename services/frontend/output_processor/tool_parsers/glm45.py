@@ -11,15 +11,15 @@
 import re
 from functools import partial
 
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.tagged_calls import padding_but_of
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.typed_arguments import TypedArguments
-from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tagged_calls import padding_but_of
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.typed_arguments import TypedArguments
+from quire.services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

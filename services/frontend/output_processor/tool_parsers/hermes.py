@@ -5,8 +5,8 @@
 </tool_call>
 """
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 WORDING = Wording(json_arguments('<tool_call>\n{"name": NAME, "arguments": ', "}\n</tool_call>"))
 FORMAT = json_blocks("<tool_call>", "</tool_call>", wording=WORDING)

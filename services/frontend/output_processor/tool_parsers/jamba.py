@@ -1,7 +1,7 @@
 """Jamba and Hunyuan A13B: <tool_calls>[{"name": "add", "arguments": {"a": 1}}]</tool_calls>"""
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 WORDING = Wording(
     json_arguments('{"name": NAME, "arguments": ', "}"), before="<tool_calls>[", between=", ", after="]</tool_calls>"

@@ -9,16 +9,16 @@ What stands for the name is the call's id; templates want to see it again, so cl
 
 import re
 
-from services.frontend.output_processor.parsing import json_calls
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.delimited_calls import arguments
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
-from services.frontend.output_processor.parsing.writer import EventWriter
-from services.frontend.request.request import Tool
+from quire.services.frontend.output_processor.parsing import json_calls
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.delimited_calls import arguments
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.request.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 SECTIONS = (SECTION, "<|tool_call_section_begin|>")  # models also write the singular

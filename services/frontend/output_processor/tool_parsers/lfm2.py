@@ -1,12 +1,12 @@
 """LFM2: <|tool_call_start|>[add(a=1), now()]<|tool_call_end|>"""
 
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import any_name
-from services.frontend.output_processor.parsing.python_calls import listed
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import any_name
+from quire.services.frontend.output_processor.parsing.python_calls import listed
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
 MARKUP = CallMarkup((START,), (END,))

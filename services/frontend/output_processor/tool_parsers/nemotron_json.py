@@ -1,7 +1,7 @@
 """Nemotron Nano v2: <TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>"""
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 WORDING = Wording(
     json_arguments('{"name": NAME, "arguments": ', "}"), before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>"

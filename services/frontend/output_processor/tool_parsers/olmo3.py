@@ -1,12 +1,12 @@
 """OLMo 3: <function_calls>, one add(a=1, b="two") a line, </function_calls>"""
 
-from services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import any_name
-from services.frontend.output_processor.parsing.python_calls import call
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import any_name
+from quire.services.frontend.output_processor.parsing.python_calls import call
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 START, END = "<function_calls>", "</function_calls>"
 MARKUP = CallMarkup((START,), (END,))

@@ -3,8 +3,8 @@
 Reasoning is set apart as well: it is a message like a call, of another channel.
 """
 
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.harmony import (
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.harmony import (
     CALL,
     CHANNEL,
     CONSTRAIN,
@@ -14,10 +14,10 @@ from services.frontend.output_processor.parsing.harmony import (
     TOKENS,
     read_messages,
 )
-from services.frontend.output_processor.parsing.scanner import Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from services.frontend.output_processor.parsing.formats import json_blocks
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.formats import json_blocks
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="functools[", between=", ", after="]")
 FORMAT = replace(json_blocks("functools", wording=WORDING), tokens=("<|tool_call|>", "<|/tool_call|>"))

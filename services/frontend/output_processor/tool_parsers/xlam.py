@@ -1,12 +1,12 @@
 """xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
 
-from services.frontend.output_processor.parsing.call_blocks import close, no_call
-from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import Keys, calls
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.wording import Wording, json_arguments
-from services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.output_processor.parsing.call_blocks import close, no_call
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import Keys, calls
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FENCE = "```json"
 STARTS = ("[TOOL_CALLS]", "<tool_call>", FENCE)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.frontend.bounds.prompts import characters_of
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.control_tokens import TextSection
-from services.frontend.tokenizer.conversations import limits
-from services.frontend.tokenizer.conversations.rendering import Introduction
-from services.frontend.tokenizer.conversations.rendering_process import OverBudget
-from services.frontend.tokenizer.conversations.template_runner import RenderBudget, TemplateRunner
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from shared.errors import InvalidArgument
-from shared.logs import logger
+from quire.services.frontend.bounds.prompts import characters_of
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.conversations import limits
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction
+from quire.services.frontend.tokenizer.conversations.rendering_process import OverBudget
+from quire.services.frontend.tokenizer.conversations.template_runner import RenderBudget, TemplateRunner
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("conversations")
 

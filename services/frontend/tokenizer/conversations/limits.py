@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
 TEXT_CHARACTERS = 1 << 26  # of a rendered conversation

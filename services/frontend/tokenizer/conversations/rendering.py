@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
-from services.frontend.tokenizer.message_shapes.choosing import Render, choose
-from services.frontend.tokenizer.message_shapes.probes import ShapeProbe
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from services.frontend.tokenizer.message_shapes.shaping import offered, shaped
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
+from quire.services.frontend.tokenizer.message_shapes.choosing import Render, choose
+from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.tokenizer.message_shapes.shaping import offered, shaped
+from quire.shared.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)

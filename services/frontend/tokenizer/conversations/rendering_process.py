@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.control_tokens import TextSection
-from services.frontend.tokenizer.conversations import limits
-from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from shared.errors import Internal, InvalidArgument
-from shared.process.child import answer_all
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.conversations import limits
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared.errors import Internal, InvalidArgument
+from quire.shared.process.child import answer_all
 
 END = b"\n"  # of the JSON
 SHAPES = b""  # the question for the shapes of messages

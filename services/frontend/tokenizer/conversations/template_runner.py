@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.control_tokens import TextSection
-from services.frontend.tokenizer.conversations import limits, rendering_process
-from services.frontend.tokenizer.conversations.rendering import Introduction
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from shared.errors import InvalidArgument
-from shared.process.child import Child, ChildEnded
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.conversations import limits, rendering_process
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared.errors import InvalidArgument
+from quire.shared.process.child import Child, ChildEnded
 
 ATTEMPTS = 2  # a process can be killed from outside
 

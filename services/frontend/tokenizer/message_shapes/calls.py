@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from services.frontend.request.conversation import NO_JSON
-from services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, text_of
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from shared import inner_json
+from quire.services.frontend.request.conversation import NO_JSON
+from quire.services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, text_of
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.shared import inner_json
 
 Message = Mapping[str, Any]
 TAG, END_TAG = "<tool_call>", "</tool_call>"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from services.frontend.tokenizer.message_shapes import probes
-from services.frontend.tokenizer.message_shapes.calls import TAG
-from services.frontend.tokenizer.message_shapes.probes import ShapeProbe
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
-from services.frontend.tokenizer.message_shapes.shaping import shaped
-from shared.errors import InvalidArgument
+from quire.services.frontend.tokenizer.message_shapes import probes
+from quire.services.frontend.tokenizer.message_shapes.calls import TAG
+from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.tokenizer.message_shapes.shaping import shaped
+from quire.shared.errors import InvalidArgument
 
 Render = Callable[[ShapeProbe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
 REFUSED = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
+from quire.services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
 SEPARATOR = "\n"  # between texts of one message

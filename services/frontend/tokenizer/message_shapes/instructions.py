@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.tokenizer.message_shapes.contents import joined
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.tokenizer.message_shapes.contents import joined
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 Message = Mapping[str, Any]
 ROLES = ("system", "developer")

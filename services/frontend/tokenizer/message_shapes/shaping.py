@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.tokenizer.message_shapes import calls, instructions
-from services.frontend.tokenizer.message_shapes.contents import REASONING_FIELDS, joined, reasoning_of, with_content
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.tokenizer.message_shapes import calls, instructions
+from quire.services.frontend.tokenizer.message_shapes.contents import (
+    REASONING_FIELDS,
+    joined,
+    reasoning_of,
+    with_content,
+)
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 Message = Mapping[str, Any]
 ANSWER = "OK."

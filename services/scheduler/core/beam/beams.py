@@ -14,18 +14,18 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.beam.moves import BeamMover
-from services.scheduler.core.beam.search import BeamNode, Entries, LiveBeams
-from services.scheduler.core.beam.searches import Beam, RunningSearch
-from services.scheduler.core.drafts.rows import DraftedRows
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
-from services.scheduler.core.scheduling.entry import Entry
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.state import CoreState
-from shared.columns import i32_bytes
-from shared.kv import block_hash
+from quire.services.scheduler.core.beam.moves import BeamMover
+from quire.services.scheduler.core.beam.search import BeamNode, Entries, LiveBeams
+from quire.services.scheduler.core.beam.searches import Beam, RunningSearch
+from quire.services.scheduler.core.drafts.rows import DraftedRows
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
+from quire.services.scheduler.core.scheduling.entry import Entry
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.state import CoreState
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
 
 TOO_FEW_BLOCKS = Failure("RESOURCE_EXHAUSTED", "beam_search: the beams need more KV blocks than this worker has")
 TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: there are fewer sequences than n asks for")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.core.plan import BeamMove
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.tables import Tables
+from quire.services.scheduler.core.plan import BeamMove
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.ending import Reason
 
 
 @dataclass(frozen=True, slots=True)

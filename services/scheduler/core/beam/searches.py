@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.core.beam.search import BeamChild, Entries, LiveBeams
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.beam.search import BeamChild, Entries, LiveBeams
+from quire.services.scheduler.core.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.drafts.rows import DraftedRows
+from quire.services.scheduler.core.drafts.rows import DraftedRows
 
 
 @dataclass(slots=True)

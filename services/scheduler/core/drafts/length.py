@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.drafts.odds import DraftOdds
-from services.scheduler.core.drafts.trial import Evidence, StepTime, Try, typical
+from quire.services.scheduler.core.drafts.odds import DraftOdds
+from quire.services.scheduler.core.drafts.trial import Evidence, StepTime, Try, typical
 
 FEW = 7  # sequences for which drafts may be long before anything is known
 OVERLAP = 0.25  # by so much the number of sequences may leave its power of two before another length goes

@@ -11,10 +11,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from services.scheduler.core.drafts.counts import DraftCounts
-from services.scheduler.core.drafts.length import DraftLength
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.scheduling.plan_builder import Flight
+from quire.services.scheduler.core.drafts.counts import DraftCounts
+from quire.services.scheduler.core.drafts.length import DraftLength
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.scheduling.plan_builder import Flight
 
 
 class DraftLengths:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.drafts.odds import DraftOdds
+from quire.services.scheduler.core.drafts.odds import DraftOdds
 
 COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
 LEAST_ERROR = 0.001  # of what is measured

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.core.running import Mask, Running, Slots
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.running import Mask, Running, Slots
+from quire.services.scheduler.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

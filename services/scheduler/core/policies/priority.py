@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions
-from services.scheduler.core.running import Mask, Running, Slots
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions
+from quire.services.scheduler.core.running import Mask, Running, Slots
+from quire.services.scheduler.core.sequence import Sequence
 
 Rank = tuple[float, float, int]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.scheduling.entry import Entry, Start
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.state import CoreState
-from services.scheduler.core.timing.pace import PromptPace
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.scheduling.entry import Entry, Start
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.timing.pace import PromptPace
 
 TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")
 

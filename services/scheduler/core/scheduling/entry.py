@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
-from services.scheduler.core.plan import Started
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import TOKEN_BYTES, Sequence, SequenceStatus
-from services.scheduler.core.state import CoreState
-from services.scheduler.kv_cache.match import Match
-from services.scheduler.kv_cache.part_index import BlockPart
+from quire.services.scheduler.core.plan import Started
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.sequence import TOKEN_BYTES, Sequence, SequenceStatus
+from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.kv_cache.match import Match
+from quire.services.scheduler.kv_cache.part_index import BlockPart
 
 
 class Start(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.scheduler.core.drafts.speculation import DraftLengths
-from services.scheduler.core.running import Slots
-from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.core.running import Slots
+from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.state import CoreState
 
 
 class Grower:

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
-from services.scheduler.core.running import Running, Slots
-from services.scheduler.core.scheduling.budget import TokenBudget
-from shared.step_value import step_value
+from quire.services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
+from quire.services.scheduler.core.running import Running, Slots
+from quire.services.scheduler.core.scheduling.budget import TokenBudget
+from quire.shared.step_value import step_value
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 NOBODY: Mapping[int, int] = MappingProxyType({})

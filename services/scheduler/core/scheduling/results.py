@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.beam.beams import FIRST_KEY, Beams
-from services.scheduler.core.drafts.counts import DraftCounts
-from services.scheduler.core.drafts.rows import DraftedRows
-from services.scheduler.core.ending import Ending, Failure, Reason, ending_of
-from services.scheduler.core.plan import (
+from quire.services.scheduler.core.beam.beams import FIRST_KEY, Beams
+from quire.services.scheduler.core.drafts.counts import DraftCounts
+from quire.services.scheduler.core.drafts.rows import DraftedRows
+from quire.services.scheduler.core.ending import Ending, Failure, Reason, ending_of
+from quire.services.scheduler.core.plan import (
     I32,
     LogprobColumns,
     Logprobs,
@@ -22,10 +22,10 @@ from services.scheduler.core.plan import (
     StepResult,
     TokenColumns,
 )
-from services.scheduler.core.running import Slots
-from services.scheduler.core.scheduling.plan_builder import Flight
-from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.running import Slots
+from quire.services.scheduler.core.scheduling.plan_builder import Flight
+from quire.services.scheduler.core.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.core.state import CoreState
 
 
 class ResultProcessor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from services.scheduler.core.sequence import Family, Sequence
+from quire.services.scheduler.core.sequence import Family, Sequence
 
 T = TypeVar("T")
 

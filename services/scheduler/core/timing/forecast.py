@@ -14,9 +14,9 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.running import Mask, Running
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.core.running import Mask, Running
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.kv_cache.groups import Groups
 
 REMEMBERED_ANSWERS = 256
 # Of the mean: at 1.0 nothing is computed twice, but the batch is up to a tenth smaller than it could be; at 0.6 traces

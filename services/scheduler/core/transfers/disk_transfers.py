@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Blocks
 
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.transfers.orders import DiskOrder, UnderWay
-from services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.transfers.orders import DiskOrder, UnderWay
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
 
 MOST_STORING = 64  # blocks at a time: beside a prompt that comes back a disk has other things to do
 LOADING_SHARE = 2  # at most one of so many places of host memory waits for the disk

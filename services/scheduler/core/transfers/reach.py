@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Blocks
 from typing import NamedTuple, Protocol
 
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.kv_cache.block_pool import BlockPool
-from services.scheduler.kv_cache.groups import Groups
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from shared.kv.block_hash import page_name
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.kv_cache.block_pool import BlockPool
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.shared.kv.block_hash import page_name
 
 LEAST_BLOCKS = 2  # positions that are worth the wait
 LEAST_STATES = 1  # a block that has room for a state is long

@@ -14,17 +14,17 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Blocks
 
-from services.scheduler.core.counts import Counts
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.transfers.disk_transfers import DiskTransfers
-from services.scheduler.core.transfers.limits import TierLimits
-from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
-from services.scheduler.core.transfers.reach import Holds, NeededPages, reach_of
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.kv_cache.eviction import POLICIES
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from services.scheduler.kv_cache.sightings import Sightings
-from shared.kv.block_hash import page_of
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.transfers.disk_transfers import DiskTransfers
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
+from quire.services.scheduler.core.transfers.reach import Holds, NeededPages, reach_of
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.eviction import POLICIES
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.services.scheduler.kv_cache.sightings import Sightings
+from quire.shared.kv.block_hash import page_of
 
 STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.sharding import HeadShare, of_heads, portion
+from quire.services.worker.layers.linear import Linear, Projection
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.sharding import HeadShare, of_heads, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.models.single_row import RowKernels
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.models.single_row import RowKernels
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class Sinks:
@@ -108,7 +108,7 @@ class Attention:
         """Queries and keys have the pairs that are rotated where the kernels want them."""
         import torch
 
-        from services.worker.layers.attention.rotary import row_order
+        from quire.services.worker.layers.attention.rotary import row_order
 
         config = self._config
         order = row_order(config.rope, config.head_dim)

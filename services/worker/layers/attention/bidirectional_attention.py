@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from services.worker.layers.linear import Linear, Projection
+from quire.services.worker.layers.linear import Linear, Projection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.models.encoders.encoder_config import EncoderConfig
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.encoders.encoder_config import EncoderConfig
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class BidirectionalAttention:

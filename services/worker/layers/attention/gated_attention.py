@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.linear import Projection
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.linear import Projection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class GatedAttention(Attention):

@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Projection, parts_of
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.sharding import of_heads
+from quire.services.worker.layers.linear import Linear, Projection, parts_of
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.sharding import of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata, LatentBackend
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.models.single_row import RowKernels
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionMetadata, LatentBackend
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.models.single_row import RowKernels
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
 
@@ -119,7 +119,7 @@ class LatentAttention:
         """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
         import torch
 
-        from services.worker.layers.attention.rotary import row_order
+        from quire.services.worker.layers.attention.rotary import row_order
 
         latent = self._latent
         order = row_order(self._config.rope, latent.rotated_dim)

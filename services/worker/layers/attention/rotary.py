@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.models.config.rope_config import RopeConfig
+    from quire.services.worker.models.config.rope_config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.feed_forward.expert_places import NOBODY
+from quire.services.worker.layers.feed_forward.expert_places import NOBODY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.feed_forward.expert_places import ExpertPlaces
-    from services.worker.layers.sharding import Shard
+    from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+    from quire.services.worker.layers.sharding import Shard
 
 # rows [n, hidden_size], places of their experts on this rank and weights [n, top_k] -> [n, hidden_size]
 Make = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]

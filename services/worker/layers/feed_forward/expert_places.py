@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from services.worker.layers.sharding import Shard
+    from quire.services.worker.layers.sharding import Shard
 
 Held = npt.NDArray[np.int64]  # [ranks, places]: the expert at each place of each rank, or NOBODY
 NOBODY = -1

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from services.worker.layers.feed_forward.dispatch import Dispatch
-from services.worker.layers.feed_forward.expert_places import ExpertPlaces
-from services.worker.layers.feed_forward.mlp import MLP
-from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.sharding import WHOLE, portion, shifted
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.feed_forward.dispatch import Dispatch
+from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.linear import Linear, Projection
+from quire.services.worker.layers.sharding import WHOLE, portion, shifted
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.low_rank import ExpertAdditions
-    from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
-    from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
-    from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
-    from services.worker.models.single_row import RowKernels
+    from quire.kernels.reference.low_rank import ExpertAdditions
+    from quire.services.worker.layers.norm.rms_norm import RMSNorm
+    from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
+    from quire.services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
+    from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
+    from quire.services.worker.models.single_row import RowKernels
 
 
 class Experts:
@@ -50,8 +50,8 @@ class Experts:
             self.adapters = place.adapters.of_experts(self._adapted_shapes(hidden_size))
 
     def _adapted_shapes(self, hidden_size: int) -> ExpertShapes:
-        from services.worker.lora.expert_adapters import ExpertShapes
-        from services.worker.lora.expert_stacks import ExpertSizes
+        from quire.services.worker.lora.expert_adapters import ExpertShapes
+        from quire.services.worker.lora.expert_stacks import ExpertSizes
 
         called = self._name.replace(f".{self._names.module}.", ".mlp.")  # what transformers 5 calls all such layers
         return ExpertShapes(
@@ -70,7 +70,7 @@ class Experts:
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        from services.worker.layers.placement import Alternative
+        from quire.services.worker.layers.placement import Alternative
 
         parts = [self._part_names(expert) for expert in self.here]
         gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.feed_forward.activation import SILU, activate, gated
-from services.worker.layers.linear import Linear, Projection, by_rows
-from services.worker.layers.sharding import shifted
+from quire.services.worker.layers.feed_forward.activation import SILU, activate, gated
+from quire.services.worker.layers.linear import Linear, Projection, by_rows
+from quire.services.worker.layers.sharding import shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.models.single_row import RowKernels
+    from quire.services.worker.layers.norm.rms_norm import RMSNorm
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.single_row import RowKernels
 
 
 class PlainMLP:

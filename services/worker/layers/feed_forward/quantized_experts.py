@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from services.worker.layers.feed_forward.experts import Experts
-from services.worker.layers.linear import Projection
-from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.feed_forward.experts import Experts
+from quire.services.worker.layers.linear import Projection
+from quire.services.worker.layers.quantization.parts import QuantizedParts, scheme_of
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
-    from services.worker.models.config.experts_config import ExpertsConfig
+    from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
+    from quire.services.worker.models.config.experts_config import ExpertsConfig
 
 
 class QuantizedExperts(Experts):

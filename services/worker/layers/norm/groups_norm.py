@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from services.worker.layers.sharding import HeadShare, of_heads, portion
+from quire.services.worker.layers.sharding import HeadShare, of_heads, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.layers.sharding import Collectives
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.sharding import Collectives
 
 
 class GroupsNorm:

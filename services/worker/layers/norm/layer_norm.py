@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
 
 
 class LayerNorm:

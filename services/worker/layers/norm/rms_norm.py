@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.layers.sharding import Collectives
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.sharding import Collectives
 
 
 class RMSNorm:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.sharding import of_heads, portion
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.sharding import of_heads, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
-    from services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
 
 
 def whole_norms(name: str, config: DecoderConfig, place: LayerPlacement) -> list[RMSNorm | HeadsNorm]:

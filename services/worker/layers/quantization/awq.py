@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.quantization import names
-from services.worker.layers.quantization.bit_fields import unpacked
-from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.port import CheckpointTensor
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization.bit_fields import unpacked
+from quire.services.worker.layers.quantization.fields import Fields
+from quire.services.worker.layers.quantization.port import CheckpointTensor
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 METHOD = "awq"
 BITS = 4
@@ -60,7 +60,7 @@ class Awq:
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
         import torch
 
-        from kernels.reference.quantized_linear import QuantizedWeight
+        from quire.kernels.reference.quantized_linear import QuantizedWeight
 
         scales = tensors["scales"].t()
         if self.zero_points:

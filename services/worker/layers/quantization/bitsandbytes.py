@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.quantization import names
-from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.port import CheckpointTensor, Scheme
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization.fields import Fields
+from quire.services.worker.layers.quantization.port import CheckpointTensor, Scheme
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 METHOD = "bitsandbytes"
 BLOCK = 64  # elements of a scale
@@ -73,7 +73,7 @@ class TableOf16:
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
         import torch
 
-        from kernels.reference.quantized_linear import QuantizedWeight
+        from quire.kernels.reference.quantized_linear import QuantizedWeight
 
         both = tensors["weight"].view(out_features, -1)
         codes = torch.stack((both >> 4, both & 15), dim=-1).flatten(1)
@@ -111,7 +111,7 @@ class Int8Rows:
         }
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
-        from kernels.reference.quantized_linear import QuantizedWeight
+        from quire.kernels.reference.quantized_linear import QuantizedWeight
 
         scales = (tensors["SCB"] / LARGEST_INT8).unsqueeze(1)
         return QuantizedWeight(tensors["weight"], scales, None, group_size=in_features, bits=8)

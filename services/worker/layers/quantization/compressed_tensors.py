@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from services.worker.layers.quantization import names
-from services.worker.layers.quantization.eight_bits import BLOCK, Activations, EightBits, Strategy
-from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.packed_integers import PackedIntegers
-from services.worker.layers.quantization.port import Scheme
+from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization.eight_bits import BLOCK, Activations, EightBits, Strategy
+from quire.services.worker.layers.quantization.fields import Fields
+from quire.services.worker.layers.quantization.packed_integers import PackedIntegers
+from quire.services.worker.layers.quantization.port import Scheme
 
 METHOD = "compressed-tensors"
 EVERY = "Linear"  # a class of modules: all projections

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from services.worker.layers.quantization.port import CheckpointTensor
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization.port import CheckpointTensor
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
 
@@ -63,7 +63,7 @@ class EightBits:
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
-        from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+        from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 
         codes = tensors["weight"]
         activations = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from services.worker.models.config.config_file import refusal
-from shared.errors import InvalidArgument
+from quire.services.worker.models.config.config_file import refusal
+from quire.shared.errors import InvalidArgument
 
 SECTION = "quantization_config"
 T = TypeVar("T")

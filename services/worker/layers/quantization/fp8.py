@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.quantization import names
-from services.worker.layers.quantization.eight_bits import EightBits
-from services.worker.layers.quantization.fields import Fields
+from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization.eight_bits import EightBits
+from quire.services.worker.layers.quantization.fields import Fields
 
 if TYPE_CHECKING:
-    from services.worker.layers.quantization.port import Scheme
+    from quire.services.worker.layers.quantization.port import Scheme
 
 METHOD = "fp8"
 BLOCK = 128

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.quantization import names
-from services.worker.layers.quantization.bit_fields import WORD, unpacked
-from services.worker.layers.quantization.fields import Fields
-from services.worker.layers.quantization.groups import grouped
-from services.worker.layers.quantization.port import CheckpointTensor
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization import names
+from quire.services.worker.layers.quantization.bit_fields import WORD, unpacked
+from quire.services.worker.layers.quantization.fields import Fields
+from quire.services.worker.layers.quantization.groups import grouped
+from quire.services.worker.layers.quantization.port import CheckpointTensor
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 METHOD = "gptq"
 FIRST_VERSION = "gptq"

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.quantization.bit_fields import WORD, unpacked
-from services.worker.layers.quantization.groups import grouped
-from services.worker.layers.quantization.port import CheckpointTensor
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization.bit_fields import WORD, unpacked
+from quire.services.worker.layers.quantization.groups import grouped
+from quire.services.worker.layers.quantization.port import CheckpointTensor
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.reference.quantized_linear import QuantizedWeight
-    from services.worker.layers.linear import Projection
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.layers.quantization.port import Scheme
+    from quire.kernels.reference.quantized_linear import QuantizedWeight
+    from quire.services.worker.layers.linear import Projection
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.layers.quantization.port import Scheme
 
 
 class QuantizedParts:
@@ -66,7 +66,7 @@ class QuantizedParts:
     def weight(self) -> QuantizedWeight:
         """Of all parts, once they are loaded."""
         if self._unpacked is None:
-            from kernels.reference.quantized_linear import side_by_side
+            from quire.kernels.reference.quantized_linear import side_by_side
 
             unpacked = [
                 self._scheme.unpack(tensors, part.out_features, self._in_features)

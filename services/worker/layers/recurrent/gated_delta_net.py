@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kernels.state_pages import StatePages
-from services.worker.layers.linear import Linear, Projection
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
-from services.worker.layers.recurrent.parameters import Convolution, HeadRates
-from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from services.worker.layers.sharding import HeadShare, of_heads
+from quire.kernels.state_pages import StatePages
+from quire.services.worker.layers.linear import Linear, Projection
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
+from quire.services.worker.layers.recurrent.parameters import Convolution, HeadRates
+from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
+from quire.services.worker.layers.sharding import HeadShare, of_heads
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class GatedDeltaNet(RecurrentLayer):

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from kernels.state_pages import WORD_BYTES, StateShape
-from services.worker.layers.linear import Linear
-from shared.kv.kv_specs import State
+from quire.kernels.state_pages import WORD_BYTES, StateShape
+from quire.services.worker.layers.linear import Linear
+from quire.shared.kv.kv_specs import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.norm.rms_norm import RMSNorm
-    from services.worker.layers.placement import Destination, Loadable
-    from services.worker.layers.sharding import HeadShare, Shard
-    from services.worker.models.single_row import RowKernels
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.norm.rms_norm import RMSNorm
+    from quire.services.worker.layers.placement import Destination, Loadable
+    from quire.services.worker.layers.sharding import HeadShare, Shard
+    from quire.services.worker.models.single_row import RowKernels
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

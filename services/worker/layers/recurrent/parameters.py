@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from services.worker.layers.sharding import portion
+from quire.services.worker.layers.sharding import portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement
+    from quire.services.worker.layers.placement import Destination, LayerPlacement
 
 
 class HeadRates:

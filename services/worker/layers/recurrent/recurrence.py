@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionMetadata
-    from services.worker.step.drafted_states import DraftedStates
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionMetadata
+    from quire.services.worker.step.drafted_states import DraftedStates
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 Tensors = tuple["Tensor", ...]
 # Block tables, where rows begin (None: each has one token), their positions.

@@ -6,21 +6,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.state_pages import StatePages
-from services.worker.layers.linear import Linear, Projection, by_rows
-from services.worker.layers.norm.groups_norm import GroupsNorm
-from services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
-from services.worker.layers.recurrent.parameters import Convolution, HeadRates
-from services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from services.worker.layers.sharding import HeadShare, of_heads
+from quire.kernels.state_pages import StatePages
+from quire.services.worker.layers.linear import Linear, Projection, by_rows
+from quire.services.worker.layers.norm.groups_norm import GroupsNorm
+from quire.services.worker.layers.recurrent.layer import RecurrentConfig, RecurrentLayer
+from quire.services.worker.layers.recurrent.parameters import Convolution, HeadRates
+from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
+from quire.services.worker.layers.sharding import HeadShare, of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

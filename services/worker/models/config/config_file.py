@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 class ConfigFile:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.worker.layers.attention.latent_attention import LatentConfig
-from services.worker.layers.feed_forward.activation import SILU
-from services.worker.layers.quantization.port import CheckpointQuantization
-from services.worker.layers.quantization.registry import read_quantization
-from services.worker.layers.recurrent.layer import RecurrentConfig
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.experts_config import ExpertsConfig
-from services.worker.models.config.multipliers import Multipliers
-from services.worker.models.config.rope_config import RopeConfig, max_positions, read_rope
+from quire.services.worker.layers.attention.latent_attention import LatentConfig
+from quire.services.worker.layers.feed_forward.activation import SILU
+from quire.services.worker.layers.quantization.port import CheckpointQuantization
+from quire.services.worker.layers.quantization.registry import read_quantization
+from quire.services.worker.layers.recurrent.layer import RecurrentConfig
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.experts_config import ExpertsConfig
+from quire.services.worker.models.config.multipliers import Multipliers
+from quire.services.worker.models.config.rope_config import RopeConfig, max_positions, read_rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
-from services.worker.models.config.config_file import ConfigFile, refusal
+from quire.kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention.bidirectional_attention import BidirectionalAttention
-from services.worker.layers.embedding import Embedding
-from services.worker.layers.feed_forward.mlp import PlainMLP
-from services.worker.layers.linear import Projection
-from services.worker.layers.norm.layer_norm import LayerNorm
-from services.worker.layers.pooled_classifier import PooledClassifier
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.encoders.encoder import EncoderModel
-from services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
+from quire.services.worker.layers.attention.bidirectional_attention import BidirectionalAttention
+from quire.services.worker.layers.embedding import Embedding
+from quire.services.worker.layers.feed_forward.mlp import PlainMLP
+from quire.services.worker.layers.linear import Projection
+from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.layers.pooled_classifier import PooledClassifier
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.encoders.encoder import EncoderModel
+from quire.services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Destination, LayerPlacement, Loadable
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # trained for another task than embeddings
 TRANSFORM = tuple(f"transform.{name}" for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.pooled_classifier import PooledClassifier
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.encoders.bert import Bert
-from services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
+from quire.services.worker.layers.pooled_classifier import PooledClassifier
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.encoders.bert import Bert
+from quire.services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.layers.placement import LayerPlacement
 
 HEAD = ("bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "decoder.weight", "decoder.bias")
 

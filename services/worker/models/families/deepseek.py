@@ -7,18 +7,18 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.routing import Routing
-from services.worker.attention.port import LatentBackend
-from services.worker.layers.attention.latent_attention import LatentAttention, LatentConfig
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.config.rope_config import read_rope
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.kernels.routing import Routing
+from quire.services.worker.attention.port import LatentBackend
+from quire.services.worker.layers.attention.latent_attention import LatentAttention, LatentConfig
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.config.rope_config import read_rope
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 NAMES = ExpertNames(shared="shared_experts")
 METHODS = ("greedy", "group_limited_greedy")

@@ -7,25 +7,25 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.mlp import MLP
-from services.worker.layers.linear import by_rows
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.composed_layer import ComposedLayer
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.multipliers import read_multiplier, read_multipliers
-from services.worker.models.config.space_config import read_space
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.linear import by_rows
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.multipliers import read_multiplier, read_multipliers
+from quire.services.worker.models.config.space_config import read_space
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import LayerPlacement
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
 

@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.feed_forward.activation import GELU_TANH
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.rope_config import RopeConfig
-from services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.layers.feed_forward.activation import GELU_TANH
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.rope_config import RopeConfig
+from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderConfig:

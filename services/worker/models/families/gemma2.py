@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.families.gemma import read_gemma
-from services.worker.models.families.gemma3 import NORMS, WINDOWED, read_kinds
-from services.worker.models.sandwich import SandwichLayer
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.families.gemma import read_gemma
+from quire.services.worker.models.families.gemma3 import NORMS, WINDOWED, read_kinds
+from quire.services.worker.models.sandwich import SandwichLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 class Gemma2ForCausalLM(CausalLM):

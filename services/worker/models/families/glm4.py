@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.rope_config import read_rope
-from services.worker.models.families.llama import LlamaForCausalLM
-from services.worker.models.sandwich import NormNames, SandwichLayer
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.rope_config import read_rope
+from quire.services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.sandwich import NormNames, SandwichLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.routing import Gate, Routing
-from services.worker.layers.feed_forward.experts import Experts, SparseMLP
-from services.worker.layers.feed_forward.mxfp4 import GROUP, GROUP_BYTES
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.families.qwen2 import WINDOWED
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.kernels.routing import Gate, Routing
+from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
+from quire.services.worker.layers.feed_forward.mxfp4 import GROUP, GROUP_BYTES
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.families.qwen2 import WINDOWED
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
 
 MXFP4 = "mxfp4"
 NAMES = ExpertNames(router="router")
@@ -108,7 +108,7 @@ class Mxfp4Experts(InterleavedExperts):
         """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
         import torch
 
-        from services.worker.layers.feed_forward.mxfp4 import widened
+        from quire.services.worker.layers.feed_forward.mxfp4 import widened
 
         return torch.stack([widened(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
 

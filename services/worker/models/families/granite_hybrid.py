@@ -6,24 +6,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kernels.routing import Routing
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.experts import SparseMLP, place_of_shared
-from services.worker.layers.feed_forward.mlp import MLP
-from services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.config.space_config import read_space
-from services.worker.models.families.granite import GraniteForCausalLM
-from services.worker.models.families.granite_moe import NAMES, WholeExperts
-from services.worker.models.families.llama import LlamaLayer
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.kernels.routing import Routing
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.experts import SparseMLP, place_of_shared
+from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.config.space_config import read_space
+from quire.services.worker.models.families.granite import GraniteForCausalLM
+from quire.services.worker.models.families.granite_moe import NAMES, WholeExperts
+from quire.services.worker.models.families.llama import LlamaLayer
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 

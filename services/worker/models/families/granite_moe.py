@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.routing import Routing
-from services.worker.layers.feed_forward.experts import Experts, SparseMLP
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.families.granite import GraniteForCausalLM
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.kernels.routing import Routing
+from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.families.granite import GraniteForCausalLM
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Destination, LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
 
 NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="input_linear", down="output_linear")
 

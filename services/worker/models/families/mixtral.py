@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernels.routing import Routing
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.mixture import MixtureForCausalLM
+from quire.kernels.routing import Routing
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.mixture import MixtureForCausalLM
 
 NAMES = ExpertNames(module="block_sparse_moe", gate="w1", up="w3", down="w2")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.routing import Routing
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
-from services.worker.models.families.olmo2 import Olmo2Attention
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.kernels.routing import Routing
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
+from quire.services.worker.models.families.olmo2 import Olmo2Attention
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 class OlmoeForCausalLM(MixtureForCausalLM):

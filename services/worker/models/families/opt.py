@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.activation import KNOWN
-from services.worker.layers.feed_forward.mlp import PlainMLP
-from services.worker.layers.linear import Projection
-from services.worker.layers.norm.layer_norm import LayerNorm
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.positions import LearnedPositions
-from services.worker.models.prenorm import PrenormLayer
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.activation import KNOWN
+from quire.services.worker.layers.feed_forward.mlp import PlainMLP
+from quire.services.worker.layers.linear import Projection
+from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.positions import LearnedPositions
+from quire.services.worker.models.prenorm import PrenormLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 EPS = 1e-5
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.rope_config import read_rope
-from services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.rope_config import read_rope
+from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 WINDOWED = {"full_attention": False, "sliding_attention": True}
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernels.routing import Routing
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_sparse_layers, read_top_k
-from services.worker.models.families.qwen2 import read_windows
-from services.worker.models.mixture import MixtureForCausalLM
+from quire.kernels.routing import Routing
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.experts_config import (
+    ExpertsConfig,
+    read_num_experts,
+    read_sparse_layers,
+    read_top_k,
+)
+from quire.services.worker.models.families.qwen2 import read_windows
+from quire.services.worker.models.mixture import MixtureForCausalLM
 
 
 def read_qwen_experts(config: ConfigFile) -> ExpertsConfig:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.families.qwen2_moe import read_qwen_experts
-from services.worker.models.families.qwen3 import Qwen3ForCausalLM
-from services.worker.models.mixture import MixtureForCausalLM
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.families.qwen2_moe import read_qwen_experts
+from quire.services.worker.models.families.qwen3 import Qwen3ForCausalLM
+from quire.services.worker.models.mixture import MixtureForCausalLM
 
 
 class Qwen3MoeForCausalLM(MixtureForCausalLM):

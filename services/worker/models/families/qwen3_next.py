@@ -6,19 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.attention.gated_attention import GatedAttention
-from services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
-from services.worker.layers.recurrent.layer import RecurrentConfig
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.config.rope_config import read_rope
-from services.worker.models.families.qwen2_moe import read_qwen_experts
-from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.attention.gated_attention import GatedAttention
+from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
+from quire.services.worker.layers.recurrent.layer import RecurrentConfig
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.config.rope_config import read_rope
+from quire.services.worker.models.families.qwen2_moe import read_qwen_experts
+from quire.services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 ROTATED = 0.25  # of a head, where the file does not say

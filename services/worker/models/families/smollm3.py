@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.models.config.config_file import ConfigFile, refusal
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.families.llama import LlamaForCausalLM
-from services.worker.models.families.qwen2 import read_windows
+from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.families.qwen2 import read_windows
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.attention.attention import Attention
-from services.worker.layers.feed_forward.activation import KNOWN
-from services.worker.layers.feed_forward.mlp import PlainMLP
-from services.worker.layers.linear import Projection
-from services.worker.layers.norm.layer_norm import LayerNorm
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from services.worker.models.prenorm import PrenormLayer
+from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.feed_forward.activation import KNOWN
+from quire.services.worker.layers.feed_forward.mlp import PlainMLP
+from quire.services.worker.layers.linear import Projection
+from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.prenorm import PrenormLayer
 
 if TYPE_CHECKING:
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
 class Starcoder2ForCausalLM(CausalLM):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.models.gguf.blocks import DECODE, PLAIN
-from shared.gguf.config import ROPE_FACTORS
-from shared.gguf.header import Header, TensorPlace, Values, read_header
+from quire.services.worker.models.gguf.blocks import DECODE, PLAIN
+from quire.shared.gguf.config import ROPE_FACTORS
+from quire.shared.gguf.header import Header, TensorPlace, Values, read_header
 
 BYTES_AT_ONCE = 4 << 20  # of blocks that are decoded: what is made of them on the way takes 30 times as much
 
@@ -96,7 +96,7 @@ def _heads(header: Header) -> Callable[[str], int]:
 def _first(header: Header) -> Header:
     if "general.architecture" in header.metadata:
         return header
-    from shared.gguf.folder import all_parts
+    from quire.shared.gguf.folder import all_parts
 
     return read_header(all_parts(header.path)[0])
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.stored import StoredTensor
-from shared.errors import InvalidArgument
-from shared.logs import logger
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.models.loading.stored import StoredTensor
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("worker.loading")
 

@@ -16,14 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
-from services.worker.layers.sharding import TensorPart
-from services.worker.models.gguf import tensors as gguf
-from services.worker.models.loading.copies import Copies, threads_for
-from services.worker.models.loading.progress import Progress
-from services.worker.models.loading.rooms import Rooms
-from services.worker.models.loading.stored import StoredTensor, stored_tensors
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
+from quire.services.worker.layers.sharding import TensorPart
+from quire.services.worker.models.gguf import tensors as gguf
+from quire.services.worker.models.loading.copies import Copies, threads_for
+from quire.services.worker.models.loading.progress import Progress
+from quire.services.worker.models.loading.rooms import Rooms
+from quire.services.worker.models.loading.stored import StoredTensor, stored_tensors
+from quire.shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"

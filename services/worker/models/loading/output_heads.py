@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.loading.loader import TensorSource, named_tensors
-from services.worker.models.of_transformers.transformers_config import TransformersConfig
-from shared.errors import InvalidArgument
-from shared.logs import logger
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.loading.loader import TensorSource, named_tensors
+from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
 
 log = logger("worker.build")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 
 from torch import Tensor
 
-from services.worker.layers.placement import Loadable, LoadableModel, LoadsItself, memory_of
-from services.worker.layers.rooms import is_empty, take_away
-from services.worker.models.causal_lm import CausalLM
+from quire.services.worker.layers.placement import Loadable, LoadableModel, LoadsItself, memory_of
+from quire.services.worker.layers.rooms import is_empty, take_away
+from quire.services.worker.models.causal_lm import CausalLM
 
 
 class Rooms:

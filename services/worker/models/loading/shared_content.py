@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError
-from shared import weights_memory
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.pb.common.v1.weights_stream_pb2 import SharedRun
+from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver, PeerMemoryError
+from quire.shared import weights_memory
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.pb.common.v1.weights_stream_pb2 import SharedRun
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.worker.allowed_folders import AllowedFolders
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.services.worker.allowed_folders import AllowedFolders
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 class WeightFolders:

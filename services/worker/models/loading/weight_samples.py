@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.models.loading.loader import FILES, files
-from services.worker.models.loading.stored import stored_tensors
-from shared.errors import QuireError
-from shared.gguf.header import read_header
-from shared.logs import logger
-from shared.settings import WorkerSettings
+from quire.services.worker.models.loading.loader import FILES, files
+from quire.services.worker.models.loading.stored import stored_tensors
+from quire.shared.errors import QuireError
+from quire.shared.gguf.header import read_header
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.worker.models.loading import shared_content
-from shared.errors import InvalidArgument, ResourceExhausted
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, WeightsPiece
-from shared.pb.worker.v1 import worker_pb2
-from shared.weights_heads import DEFAULT_GROUP
+from quire.services.worker.models.loading import shared_content
+from quire.shared.errors import InvalidArgument, ResourceExhausted
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, WeightsPiece
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.weights_heads import DEFAULT_GROUP
 
 FILE = "model.safetensors"
 ELEMENT_BYTES = {

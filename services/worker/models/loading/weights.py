@@ -17,15 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.layers.placement import LayerPlacement, LoadsItself
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
-from services.worker.models.loading.output_heads import settle_head
-from services.worker.models.registry import find_model, read_model_config
-from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from shared.models.model_identity import read_config
+from quire.services.worker.layers.placement import LayerPlacement, LoadsItself
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
+from quire.services.worker.models.loading.output_heads import settle_head
+from quire.services.worker.models.registry import find_model, read_model_config
+from quire.shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from quire.shared.models.model_identity import read_config
 
-OURS = ("services.worker.layers.", "services.worker.models.", "kernels.")  # whose objects are made of weights
+OURS = (
+    "quire.services.worker.layers.",
+    "quire.services.worker.models.",
+    "quire.kernels.",
+)  # whose objects are made of weights
 AT_START = "0"  # the version of the weights that a worker starts with
 
 # Of another folder's config.json, what may differ: weights are turned into what the worker computes in.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kernels import Ops
-from services.worker.attention.port import AttentionBackend
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.models.of_transformers.transformers_config import TransformersConfig
-from services.worker.step.forward_batch import ForwardBatch
-from shared.errors import InvalidArgument
+from quire.kernels import Ops
+from quire.services.worker.attention.port import AttentionBackend
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.errors import InvalidArgument
 
 _numbers = itertools.count()
 NOT_DONE = ("softcap", "s_aux", "position_bias")  # what a module may ask of attention that backends are not asked here

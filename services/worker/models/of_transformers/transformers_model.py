@@ -10,24 +10,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from services.worker.layers.attention.rotary import cos_sin_table
-from services.worker.models.causal_lm import CausalLM, Layer
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.of_transformers import transformers_config
-from services.worker.models.of_transformers.transformers_config import TransformersConfig
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.models.causal_lm import CausalLM, Layer
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.of_transformers import transformers_config
+from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor, nn
 
-    from kernels.reference.low_rank import AdaptedRows
-    from services.worker.attention.port import AttentionBackend
-    from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, LayerPlacement
-    from services.worker.models.config.decoder_config import DecoderConfig
-    from services.worker.models.of_transformers.transformers_attention import PagedAttention
-    from services.worker.step.forward_batch import ForwardBatch
+    from quire.kernels.reference.low_rank import AdaptedRows
+    from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.placement import Alternative, LayerPlacement
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
+    from quire.services.worker.models.of_transformers.transformers_attention import PagedAttention
+    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class TransformersCausalLM(CausalLM):
@@ -36,7 +36,7 @@ class TransformersCausalLM(CausalLM):
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
-        from services.worker.models.of_transformers.transformers_attention import PagedAttention
+        from quire.services.worker.models.of_transformers.transformers_attention import PagedAttention
 
         assert isinstance(config, TransformersConfig)
         _check(place)

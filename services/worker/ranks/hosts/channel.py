@@ -16,12 +16,12 @@ import struct
 import threading
 from dataclasses import dataclass
 
-from services.worker.ranks.hosts.tls_session import TlsSession
-from shared.errors import Unauthenticated, Unavailable
-from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
-from shared.security.secret_file import SecretFile
-from shared.security.tls import client_context
-from shared.settings.tls import NO_TLS, Tls
+from quire.services.worker.ranks.hosts.tls_session import TlsSession
+from quire.shared.errors import Unauthenticated, Unavailable
+from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from quire.shared.security.secret_file import SecretFile
+from quire.shared.security.tls import client_context
+from quire.shared.settings.tls import NO_TLS, Tls
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 30

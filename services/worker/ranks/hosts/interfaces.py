@@ -6,7 +6,7 @@ import fcntl
 import socket
 import struct
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: the first IPv4 address
 NAME_BYTES, AT = 256, slice(20, 24)

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.hosts import wire
-from services.worker.ranks.hosts.channel import Channel, Proofs
-from services.worker.ranks.hosts.interfaces import interface_of
-from services.worker.ranks.hosts.wire import Welcome
-from services.worker.ranks.processes import RankProcesses
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import Command, CommandKind
-from shared.errors import QuireError, Unavailable
-from shared.logs import logger
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.hosts import wire
+from quire.services.worker.ranks.hosts.channel import Channel, Proofs
+from quire.services.worker.ranks.hosts.interfaces import interface_of
+from quire.services.worker.ranks.hosts.wire import Welcome
+from quire.services.worker.ranks.processes import RankProcesses
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.wire import Command, CommandKind
+from quire.shared.errors import QuireError, Unavailable
+from quire.shared.logs import logger
 
 log = logger("worker.node")
 

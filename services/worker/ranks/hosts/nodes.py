@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.hosts import wire
-from services.worker.ranks.hosts.channel import Channel, Proofs
-from services.worker.ranks.hosts.wire import Welcome
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.wire import RankReply
-from shared.errors import FailedPrecondition, QuireError
-from shared.logs import logger
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.hosts import wire
+from quire.services.worker.ranks.hosts.channel import Channel, Proofs
+from quire.services.worker.ranks.hosts.wire import Welcome
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.wire import RankReply
+from quire.shared.errors import FailedPrecondition, QuireError
+from quire.shared.logs import logger
 
 log = logger("worker.ranks")
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import Ops
-from services.worker.layers.sharding import Shard
-from services.worker.sampling.ranking import largest_by_id
-from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.floors import Floors, kth_of_best
-from services.worker.sampling.vocabulary.part import VocabPart
+from quire.kernels import Ops
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.sampling.ranking import largest_by_id
+from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.floors import Floors, kth_of_best
+from quire.services.worker.sampling.vocabulary.part import VocabPart
 
 BANNED = float("-inf")
 
@@ -22,7 +22,7 @@ class DividedVocabulary:
 
     def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
         self.part = VocabPart.of(shard, vocab_size)
-        self.takes_16_bit = ops.sources["best_of_part"] == "kernels.triton"
+        self.takes_16_bit = ops.sources["best_of_part"] == "quire.kernels.triton"
         self._best_of_part, self._best_of_parts = ops.best_of_part, ops.best_of_parts
         self._log_softmax = ops.log_softmax
         self._ranks = shard.collectives

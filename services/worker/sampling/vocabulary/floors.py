@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.reference.sampling.digit_sums import DIGIT_BITS, value_of, weights_of
+from quire.kernels.reference.sampling.digit_sums import DIGIT_BITS, value_of, weights_of
 
 EVERYTHING = float("-inf")
 SHIFTS = range(32 - DIGIT_BITS, -1, -DIGIT_BITS)

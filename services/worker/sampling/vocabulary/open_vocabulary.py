@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernels import Ops
-from services.worker.layers.sharding import Shard
-from services.worker.sampling.vocabulary.divided import DividedVocabulary
-from services.worker.sampling.vocabulary.port import Vocabulary
-from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.kernels import Ops
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.sampling.vocabulary.divided import DividedVocabulary
+from quire.services.worker.sampling.vocabulary.port import Vocabulary
+from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
 
 
 def open_vocabulary(shard: Shard, vocab_size: int, ops: Ops) -> Vocabulary:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from services.worker.layers.sharding import Shard
-from shared.columns import I32
+from quire.services.worker.layers.sharding import Shard
+from quire.shared.columns import I32
 
 
 @dataclass(frozen=True, slots=True)

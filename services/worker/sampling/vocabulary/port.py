@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.part import VocabPart
 
 
 class Vocabulary(Protocol):
@@ -25,7 +25,7 @@ class Vocabulary(Protocol):
         """Whether sample() without filters takes logits of 16 bits; everything else wants float32."""
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
-        """kernels.reference.sample: int32 [num_rows]; may overwrite `logits`."""
+        """quire.kernels.reference.sample: int32 [num_rows]; may overwrite `logits`."""
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         """What sample() draws from: logits by temperature, -inf where a filter dropped a token."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import Ops
-from kernels.reference.sampling.noise import gumbel_noise
-from kernels.reference.sampling.sampling import filtered
-from services.worker.sampling.ranking import largest_by_id
-from services.worker.sampling.vocabulary.columns import ChoiceColumns
-from services.worker.sampling.vocabulary.part import VocabPart
+from quire.kernels import Ops
+from quire.kernels.reference.sampling.noise import gumbel_noise
+from quire.kernels.reference.sampling.sampling import filtered
+from quire.services.worker.sampling.ranking import largest_by_id
+from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
+from quire.services.worker.sampling.vocabulary.part import VocabPart
 
 
 class UndividedVocabulary:
@@ -17,7 +17,7 @@ class UndividedVocabulary:
 
     def __init__(self, vocab_size: int, ops: Ops) -> None:
         self.part = VocabPart.whole(vocab_size)
-        self.takes_16_bit = ops.sources["sample"] == "kernels.triton"
+        self.takes_16_bit = ops.sources["sample"] == "quire.kernels.triton"
         self._sample, self._log_softmax = ops.sample, ops.log_softmax
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.choice import BoundChoice
-from services.worker.sampling.component import Positions
-from services.worker.sampling.sampler import Sampler
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.rejection import DRAFT
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.choice import BoundChoice
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.rejection import DRAFT
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 
 class Draws:

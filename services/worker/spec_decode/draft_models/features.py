@@ -13,20 +13,20 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.draft_models.draws import Draws
-from services.worker.spec_decode.draft_models.module_chain import FeatureDrafter, ModuleChain
-from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
-from services.worker.spec_decode.drafter import DrafterWorker
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.proposer import Wanted
-from services.worker.spec_decode.trees.token_tree import TokenTree
-from services.worker.spec_decode.trees.tree_draws import TreeDraws
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.draft_models.draws import Draws
+from quire.services.worker.spec_decode.draft_models.module_chain import FeatureDrafter, ModuleChain
+from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
+from quire.services.worker.spec_decode.drafter import DrafterWorker
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree
+from quire.services.worker.spec_decode.trees.tree_draws import TreeDraws
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
 
 LEAST_SEEN = 0.5  # of a sequence's positions: a layer that has seen less would only guess
 

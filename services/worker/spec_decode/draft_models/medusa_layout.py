@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.spec_decode.config import MOST_TOKENS
-from shared.errors import InvalidArgument
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.spec_decode.config import MOST_TOKENS
+from quire.shared.errors import InvalidArgument
 
 PREFIX, BLOCKS = "medusa_heads.", "blocks."  # of vLLM's names
 TOKEN_MAP = "token_map"

@@ -18,19 +18,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.causal_lm import CausalLM
-from services.worker.spec_decode.draft_models.draws import Draws
-from services.worker.spec_decode.draft_models.paged import Passes, spread
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.services.worker.device.staging import upload
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.spec_decode.draft_models.draws import Draws
+from quire.services.worker.spec_decode.draft_models.paged import Passes, spread
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 
 class FeatureLayer(Protocol):

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata
-from services.worker.device.staging import upload
-from services.worker.spec_decode.trees.token_tree import TokenTree
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks, Rows, SlotTable
-from shared.columns import I32
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.device.staging import upload
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NewBlocks, Rows, SlotTable
+from quire.shared.columns import I32
 
 
 def spread(firsts: I32, counts: I32) -> tuple[Rows, I32]:

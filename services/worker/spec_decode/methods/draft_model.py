@@ -8,29 +8,29 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.spec import attention_spec
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import block_shape
-from services.worker.models import taped
-from services.worker.models.loading.output_heads import settle_head
-from services.worker.models.registry import find_model, read_model_config
-from services.worker.models.taped import TapedModel
-from services.worker.runner.model_runner import Model
-from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.draft_models.draws import Draws
-from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
-from services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.proposer import Wanted
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.models.model_identity import read_config
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.models import taped
+from quire.services.worker.models.loading.output_heads import settle_head
+from quire.services.worker.models.registry import find_model, read_model_config
+from quire.services.worker.models.taped import TapedModel
+from quire.services.worker.runner.model_runner import Model
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.draft_models.draws import Draws
+from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
+from quire.services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 
 class DraftModel:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.spec import attention_spec
-from services.worker.kv.kv_memory import block_shape
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.draft_models.eagle_head import EagleHead, read_eagle
-from services.worker.spec_decode.draft_models.features import FeatureProposer
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from shared.models.model_identity import read_config
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.draft_models.eagle_head import EagleHead, read_eagle
+from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.shared.models.model_identity import read_config
 
 
 class Eagle:

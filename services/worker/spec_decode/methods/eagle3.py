@@ -11,14 +11,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.spec import attention_spec
-from services.worker.kv.kv_memory import block_shape
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
-from services.worker.spec_decode.draft_models.features import FeatureProposer
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from shared.models.model_identity import read_config
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
+from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.shared.models.model_identity import read_config
 
 
 class Eagle3:

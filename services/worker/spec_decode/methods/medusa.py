@@ -11,27 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.layers.embedding import OutputHead
-from services.worker.layers.placement import Alternative, Destination, LayerPlacement
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.draft_models.draws import Draws
-from services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.proposer import Wanted
-from services.worker.spec_decode.trees.token_tree import TokenTree
-from services.worker.spec_decode.trees.tree_draws import TreeDraws
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.models.model_identity import read_config
+from quire.services.worker.device.staging import upload
+from quire.services.worker.layers.embedding import OutputHead
+from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.draft_models.draws import Draws
+from quire.services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree
+from quire.services.worker.spec_decode.trees.tree_draws import TreeDraws
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 
 class MedusaHeads:

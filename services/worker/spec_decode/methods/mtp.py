@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.port import AttentionBackend
-from services.worker.attention.spec import attention_spec
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import block_shape
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.mixture import MixtureLayer
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.draft_models.eagle_head import TwoInputs
-from services.worker.spec_decode.draft_models.features import FeatureProposer
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.port import AttentionBackend
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.mixture import MixtureLayer
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.draft_models.eagle_head import TwoInputs
+from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class Mtp:

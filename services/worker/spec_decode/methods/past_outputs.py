@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from shared.columns import I32
+from quire.shared.columns import I32
 
 MOST_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
 BOUNDARY = -1  # between outputs

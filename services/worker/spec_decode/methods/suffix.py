@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
-from services.worker.spec_decode.proposer import HostProposer, Wanted
-from shared.columns import I32
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
+from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.shared.columns import I32
 
 Places = npt.NDArray[np.intp]
 

@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from kernels.reference.sampling.noise import noise_of, row_keys
-from services.worker.device.staging import upload
-from services.worker.sampling.choice import BoundChoice
-from services.worker.sampling.sampler import Sampler
-from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.trees.token_tree import TokenTree, TreeLevel, most_likely
-from services.worker.spec_decode.trees.tree_rows import ROOT
-from services.worker.step.slots import Rows
-from shared.columns import I32
+from quire.kernels.reference.sampling.noise import noise_of, row_keys
+from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.choice import BoundChoice
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.spec_decode.config import SpeculativeConfig
+from quire.services.worker.spec_decode.drafts import Drafts
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree, TreeLevel, most_likely
+from quire.services.worker.spec_decode.trees.tree_rows import ROOT
+from quire.services.worker.step.slots import Rows
+from quire.shared.columns import I32
 
 LED_BY = 32  # likeliest tokens that noise is added to: at a temperature of 1 or less hardly another one leads
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.columns import I32
+from quire.shared.columns import I32
 
 NO_TOKEN = -1
 ROOT = -1  # in the place of a parent: the last known token

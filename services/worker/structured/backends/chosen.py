@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.worker.structured.backends import libraries
-from services.worker.structured.port import Grammar, GrammarBackend, MaskFiller, Matcher
-from shared import structured_output
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.logs import logger
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import backends
-from shared.structured_output.backends import LLGUIDANCE, OUTLINES_CORE, XGRAMMAR
+from quire.services.worker.structured.backends import libraries
+from quire.services.worker.structured.port import Grammar, GrammarBackend, MaskFiller, Matcher
+from quire.shared import structured_output
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import backends
+from quire.shared.structured_output.backends import LLGUIDANCE, OUTLINES_CORE, XGRAMMAR
 
 log = logger("worker.grammars")
 
@@ -39,8 +39,8 @@ def open_backend(setting: str, folder: Path, vocab_size: int, eos_token_ids: Seq
     """Raises QuireError."""
 
     def opened(name: str) -> GrammarBackend:  # only then is anything of a library imported
-        from services.worker.structured.backends.compile_processes import ApartCompiled
-        from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+        from quire.services.worker.structured.backends.compile_processes import ApartCompiled
+        from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 
         if name == LLGUIDANCE:
             return LLGuidanceBackend(folder, vocab_size, eos_token_ids)

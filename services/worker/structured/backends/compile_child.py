@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from services.worker.structured.backends import libraries
-from services.worker.structured.backends.vocabulary import ModelVocabulary
-from shared.pb.common.v1 import sampling_pb2
-from shared.process.child import answer_all
+from quire.services.worker.structured.backends import libraries
+from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.process.child import answer_all
 
 MEMORY_BYTES = 1 << 30  # beside what the library takes for itself
 SECONDS = 8.0  # of processor time

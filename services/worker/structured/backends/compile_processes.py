@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.worker.structured.backends import compile_child, libraries
-from services.worker.structured.backends.vocabulary import ModelVocabulary
-from services.worker.structured.port import Grammar, MaskFiller
-from shared import structured_output
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.process.child import Child, ChildEnded
-from shared.structured_output.checks import refuse
+from quire.services.worker.structured.backends import compile_child, libraries
+from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
+from quire.services.worker.structured.port import Grammar, MaskFiller
+from quire.shared import structured_output
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.process.child import Child, ChildEnded
+from quire.shared.structured_output.checks import refuse
 
 MOST_COMPILED_BYTES = 64 << 20
 

@@ -6,10 +6,10 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 
 if TYPE_CHECKING:
-    from services.worker.structured.backends.library import OpenLibrary
+    from quire.services.worker.structured.backends.library import OpenLibrary
 
 # name -> the package's module; our module and class
 MODULES = {

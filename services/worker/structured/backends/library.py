@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from services.worker.structured.backends.vocabulary import ModelVocabulary
-from services.worker.structured.port import Grammar, MaskFiller, Matcher
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output.checks import MAX_NESTING, parse
-from shared.structured_output.json_rule import closed
-from shared.structured_output.schema_rewrite import for_other_libraries
+from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
+from quire.services.worker.structured.port import Grammar, MaskFiller, Matcher
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output.checks import MAX_NESTING, parse
+from quire.shared.structured_output.json_rule import closed
+from quire.shared.structured_output.schema_rewrite import for_other_libraries
 
 OBJECT = {"type": "object"}
 

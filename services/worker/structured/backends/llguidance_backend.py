@@ -8,11 +8,11 @@ from typing import Any
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
-from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
-from shared import structured_output
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2
-from shared.structured_output.backends import LLGUIDANCE
+from quire.services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
+from quire.shared import structured_output
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.structured_output.backends import LLGUIDANCE
 
 # Bounds of one step of one sequence, in the library's units of work: where they end, a mask over 150,000 tokens has
 # taken up to 40 ms. What people write stays under 2 ms.

@@ -25,14 +25,14 @@ from lmformatenforcer import (
 from lmformatenforcer.jsonschemaparser import StringParsingState
 from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
 
-from services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
-from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
-from services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import regex
-from shared.structured_output.backends import LM_FORMAT_ENFORCER
-from shared.structured_output.checks import values_of
+from quire.services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
+from quire.services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from quire.services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import regex
+from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER
+from quire.shared.structured_output.checks import values_of
 
 copyreg.pickle(type(anything_else), lambda _: "anything_else")  # there is one, and automata are compiled elsewhere
 ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "object", "array")]}

@@ -11,13 +11,13 @@ import numpy as np
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
-from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
-from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import regex
-from shared.structured_output.backends import OUTLINES_CORE
-from shared.structured_output.json_rule import WHITESPACE
+from quire.services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from quire.services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import regex
+from quire.shared.structured_output.backends import OUTLINES_CORE
+from quire.shared.structured_output.json_rule import WHITESPACE
 
 MOST_ROLLED_BACK = 64  # tokens: as many as can be drafted
 NO_WHITESPACE = ""

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLTokenizer
 
-from shared.columns import I32
-from shared.errors import Unimplemented
-from shared.structured_output.literals import Specials
+from quire.shared.columns import I32
+from quire.shared.errors import Unimplemented
+from quire.shared.structured_output.literals import Specials
 
 MASK_BITS = 32
 

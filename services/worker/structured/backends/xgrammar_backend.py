@@ -11,15 +11,15 @@ from typing import Any
 
 import xgrammar
 
-from services.worker.structured.backends.library import schema_text
-from services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
-from shared.columns import I32
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import regex
-from shared.structured_output.backends import XGRAMMAR
-from shared.structured_output.checks import MAX_NESTING_OF_TAGS, parse
-from shared.structured_output.literals import quoted
-from shared.structured_output.structural_tag import as_format
+from quire.services.worker.structured.backends.library import schema_text
+from quire.services.worker.structured.backends.vocabulary import MASK_BITS, ModelVocabulary, bit
+from quire.shared.columns import I32
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import regex
+from quire.shared.structured_output.backends import XGRAMMAR
+from quire.shared.structured_output.checks import MAX_NESTING_OF_TAGS, parse
+from quire.shared.structured_output.literals import quoted
+from quire.shared.structured_output.structural_tag import as_format
 
 NUM_THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))  # that make masks
 COMPACT = (",", ":")

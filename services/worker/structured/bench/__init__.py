@@ -1,1 +1,1 @@
-"""Grammar libraries side by side: python -m services.worker.structured.bench"""
+"""Grammar libraries side by side: python -m quire.services.worker.structured.bench"""

@@ -1,4 +1,4 @@
-"""Compile time, mask time, memory and coverage: python -m services.worker.structured.bench [folder]
+"""Compile time, mask time, memory and coverage: python -m quire.services.worker.structured.bench [folder]
 
 Measures the libraries that are installed with the bundled model's vocabulary and, if a folder is given, with one of
 150,000 tokens, which is made there if it is not there yet.
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from services.worker.structured.bench import vocabulary
-from services.worker.structured.bench.features import FEATURES, Feature
-from services.worker.structured.bench.libraries import NAMES, BenchLibrary, Refused, follows
-from services.worker.structured.bench.schemas import CASES, text
+from quire.services.worker.structured.bench import vocabulary
+from quire.services.worker.structured.bench.features import FEATURES, Feature
+from quire.services.worker.structured.bench.libraries import NAMES, BenchLibrary, Refused, follows
+from quire.services.worker.structured.bench.schemas import CASES, text
 
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
 BIG = 150_000

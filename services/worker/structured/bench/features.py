@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.structured.bench.schemas import BOOLEAN, INTEGER, NUMBER, STRING, Json, items, record
+from quire.services.worker.structured.bench.schemas import BOOLEAN, INTEGER, NUMBER, STRING, Json, items, record
 
 
 @dataclass(frozen=True, slots=True)

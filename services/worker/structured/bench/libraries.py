@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.worker.structured.backends import libraries
-from services.worker.structured.backends.compile_processes import ApartCompiled
-from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from services.worker.structured.port import Grammar, GrammarBackend, Matcher
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.structured_output.backends import LLGUIDANCE
+from quire.services.worker.structured.backends import libraries
+from quire.services.worker.structured.backends.compile_processes import ApartCompiled
+from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from quire.services.worker.structured.port import Grammar, GrammarBackend, Matcher
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.structured_output.backends import LLGUIDANCE
 
 Schema = dict[str, Any]
 NAMES = (LLGUIDANCE, *libraries.MODULES)

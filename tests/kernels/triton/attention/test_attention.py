@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.triton.attention import decode_attention as module
-from kernels.triton.attention.decode_attention import decode_attention, splits_for
+from quire.kernels import reference, triton
+from quire.kernels.triton.attention import decode_attention as module
+from quire.kernels.triton.attention.decode_attention import decode_attention, splits_for
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.paged import NAN, Case
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.attention.kv_dtype import FP8, to_cache
-from kernels.triton.attention.shared_prefix import rows_per_tile, shared_prefix_attention
-from kernels.triton.single_row.row_attention import row_attention
+from quire.kernels import reference, triton
+from quire.kernels.reference.attention.kv_dtype import FP8, to_cache
+from quire.kernels.triton.attention.shared_prefix import rows_per_tile, shared_prefix_attention
+from quire.kernels.triton.single_row.row_attention import row_attention
 from tests.kernels.triton.attention.test_shared_prefix import grouped, share
 from tests.kernels.triton.closeness import assert_close, error
 from tests.kernels.triton.conftest import ON_GPU

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.attention.kv_dtype import FP8, to_cache
-from kernels.triton.attention import latent_blocks as module
-from kernels.triton.attention.latent_blocks import LatentTile, group_of, latent_chunk, latent_decode, splits_for
+from quire.kernels import reference, triton
+from quire.kernels.reference.attention.kv_dtype import FP8, to_cache
+from quire.kernels.triton.attention import latent_blocks as module
+from quire.kernels.triton.attention.latent_blocks import LatentTile, group_of, latent_chunk, latent_decode, splits_for
 from tests.kernels.latents import Latents, Rows, latents, stored
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
+from quire.kernels import reference, triton
 from tests.kernels.triton.closeness import assert_close
 
 LENGTHS = [[1], [5, 1, 33], [70], [16, 16, 64, 130]]

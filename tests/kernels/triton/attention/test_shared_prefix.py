@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
+from quire.kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.paged import Case
 
@@ -34,7 +34,7 @@ def share(case: Case, rows: tuple[int, ...], blocks: int) -> None:
 )
 def test_sharing_changes_nothing(dtype, device, monkeypatch, q_heads, kv_heads, head_dim, block_size, splits):
     """With the rest of a row in one piece, which takes the prefix along, and in several."""
-    monkeypatch.setattr("kernels.triton.attention.shared_prefix.splits_for", lambda *_: splits)
+    monkeypatch.setattr("quire.kernels.triton.attention.shared_prefix.splits_for", lambda *_: splits)
     lens = [9 * 16 + 5, 200, 8 * 16 + 1, 30, 131, 129, 260]
     case = Case(lens, (q_heads, kv_heads), head_dim, block_size, dtype, device)
     groups = {(0, 2, 1): 128, (4, 5): 64}

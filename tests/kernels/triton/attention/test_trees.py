@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.triton.attention.chunk_attention import chunk_attention
+from quire.kernels import reference, triton
+from quire.kernels.triton.attention.chunk_attention import chunk_attention
 from tests.kernels.cpu.paged import exact_path, random_tree
 from tests.kernels.triton.attention.test_fp8_cache import step_of
 from tests.kernels.triton.closeness import assert_close

@@ -8,10 +8,10 @@ import itertools
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.linear import LinearWeight
-from kernels.triton import batch_invariant
-from kernels.triton.batch_invariant import attention as module
+from quire.kernels import reference, triton
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton import batch_invariant
+from quire.kernels.triton.batch_invariant import attention as module
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
@@ -140,7 +140,7 @@ def test_linear(dtype, device, out_features, in_features, bias):
 
 @pytest.mark.parametrize("size", [1, 33, 600])
 def test_log_softmax(device, monkeypatch, size):
-    monkeypatch.setattr(importlib.import_module("kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
+    monkeypatch.setattr(importlib.import_module("quire.kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
     logits = (4 * torch.randn(5, size)).to(device)
     logits[1, : size // 2] = -float("inf")
     got = batch_invariant.log_softmax(logits)
@@ -159,7 +159,7 @@ def test_log_softmax_passes_nan_on(device):
 
 
 def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
-    monkeypatch.setattr("kernels.triton.sampling.filtered_sampling.BLOCK", 256)
+    monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 256)
     logits, seeds, positions = rows_of(device, 9, 300)
     temperature = torch.full((9,), 0.8, device=device)
     plain = batch_invariant.sample(logits.clone(), temperature, None, None, None, seeds, positions)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.low_rank import ExpertAdditions
-from kernels.routing import Routing
-from kernels.triton.moe.expert_layers import experts_in_tiles
-from kernels.triton.moe.grouped_linear import Tile
+from quire.kernels import reference, triton
+from quire.kernels.reference.low_rank import ExpertAdditions
+from quire.kernels.routing import Routing
+from quire.kernels.triton.moe.expert_layers import experts_in_tiles
+from quire.kernels.triton.moe.grouped_linear import Tile
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.moe.test_experts import layer_of, normal
 from tests.kernels.triton.test_low_rank import NONE, adapted, update

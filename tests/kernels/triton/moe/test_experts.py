@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.routing import SILU, Gate, Routing
-from kernels.triton import batch_invariant
-from kernels.triton.moe import grouped_linear
-from kernels.triton.moe.expert_layers import experts_in_tiles, group
-from kernels.triton.moe.grouped_linear import TILES, Tile, most_tiles
-from kernels.triton.single_row.row_experts import RowExpertsTile, row_experts
-from kernels.triton.single_row.row_linear import RowNorm
+from quire.kernels import reference, triton
+from quire.kernels.routing import SILU, Gate, Routing
+from quire.kernels.triton import batch_invariant
+from quire.kernels.triton.moe import grouped_linear
+from quire.kernels.triton.moe.expert_layers import experts_in_tiles, group
+from quire.kernels.triton.moe.grouped_linear import TILES, Tile, most_tiles
+from quire.kernels.triton.single_row.row_experts import RowExpertsTile, row_experts
+from quire.kernels.triton.single_row.row_linear import RowNorm
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU

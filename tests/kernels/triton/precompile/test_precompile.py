@@ -12,20 +12,20 @@ from unittest.mock import Mock
 import pytest
 import triton
 
-from kernels.triton.precompile import packed_jobs, precompile
-from kernels.triton.precompile.jobs import jobs
-from kernels.triton.precompile.precompile import LatentShape, ModelShape, PackedShape, missing
-from kernels.triton.precompile.processes import AbsentGpu
-from kernels.triton.quantization.packed_weight import pack
-from kernels.triton.quantization.warp_groups import ROWS
+from quire.kernels.triton.precompile import packed_jobs, precompile
+from quire.kernels.triton.precompile.jobs import jobs
+from quire.kernels.triton.precompile.precompile import LatentShape, ModelShape, PackedShape, missing
+from quire.kernels.triton.precompile.processes import AbsentGpu
+from quire.kernels.triton.quantization.packed_weight import pack
+from quire.kernels.triton.quantization.warp_groups import ROWS
 from tests.kernels.triton.quantization.weights import integers
 
 TINY = ModelShape(256, 768, 8, 4, 32, 1000, True, 16, 8, "float16", "float16", single_row=True)
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from kernels.triton.precompile import processes
-from kernels.triton.precompile.precompile import LatentShape, Missing, ModelShape, PackedShape
+from quire.kernels.triton.precompile import processes
+from quire.kernels.triton.precompile.precompile import LatentShape, Missing, ModelShape, PackedShape
 every, folder = processes.jobs, Path({folder!r})
 def done():
     (folder / "done").open("a").write("x")
@@ -99,7 +99,7 @@ def test_jobs_for_groups_of_warps_are_those_of_the_gpu(
 )
 def test_what_the_interpreter_takes_compiles_as_well(tmp_path: Path, kind: str, more: dict[str, object]) -> None:
     shape = dataclasses.replace(TINY, packed=PackedShape(64, 8.0), **more)
-    of_kind = f"[job for job in every(shape) if job.__module__ == 'kernels.triton.precompile.{kind}_jobs']"
+    of_kind = f"[job for job in every(shape) if job.__module__ == 'quire.kernels.triton.precompile.{kind}_jobs']"
     assert compile_some(tmp_path, of_kind, shape) == 0
     assert list(tmp_path.rglob("*.cubin"))
 

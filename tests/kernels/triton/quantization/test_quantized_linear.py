@@ -8,15 +8,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.fp8_weight import quantize_to_fp8
-from kernels.reference.linear import LinearWeight
-from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton.quantization import eight_bit_linear, packed_linear
-from kernels.triton.quantization.eight_bit_linear import EightBitWeight
-from kernels.triton.quantization.packed_many_rows import ManyRowsTile, many_rows_takes, packed_many_rows
-from kernels.triton.quantization.packed_weight import PackedWeight, pack
-from kernels.triton.single_row.row_linear import RowNorm, row_linear
+from quire.kernels import reference, triton
+from quire.kernels.reference.fp8_weight import quantize_to_fp8
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from quire.kernels.triton.quantization import eight_bit_linear, packed_linear
+from quire.kernels.triton.quantization.eight_bit_linear import EightBitWeight
+from quire.kernels.triton.quantization.packed_many_rows import ManyRowsTile, many_rows_takes, packed_many_rows
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, pack
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.quantization.weights import integers, on

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from kernels import reference
-from kernels.triton.quantization import packed_linear, warp_groups
-from kernels.triton.quantization.packed_weight import PackedWeight, pack
-from kernels.triton.quantization.warp_groups import (
+from quire.kernels import reference
+from quire.kernels.triton.quantization import packed_linear, warp_groups
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, pack
+from quire.kernels.triton.quantization.warp_groups import (
     LEAST_ROUNDS,
     LEAST_ROWS,
     MOST_ROWS,
@@ -138,7 +138,7 @@ def test_too_little_memory_is_no_reason_for_another_kernel(kernel: Mock) -> None
 
 
 def test_a_triton_with_another_gluon_is_said(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "kernels.triton.quantization.packed_warp_groups", None)
+    monkeypatch.setitem(sys.modules, "quire.kernels.triton.quantization.packed_warp_groups", None)
     with caplog.at_level(logging.WARNING):
         assert warp_groups.kernel_of_warp_groups.__wrapped__() is None
     assert "packed_many_rows" in caplog.text
@@ -154,7 +154,7 @@ needs_hopper = pytest.mark.skipif(
 
 
 def multiply(x: torch.Tensor, weight: PackedWeight, cut: WarpGroupsCut | None = None) -> torch.Tensor:
-    from kernels.triton.quantization.packed_warp_groups import packed_warp_groups
+    from quire.kernels.triton.quantization.packed_warp_groups import packed_warp_groups
 
     return packed_warp_groups(x, weight, cut)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.reference.quantized_linear import QuantizedWeight
+from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 
 def integers(

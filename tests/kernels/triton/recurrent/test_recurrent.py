@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kernels.triton.recurrent.gated_delta_rule as rule
-from kernels import reference, triton
-from kernels.state_pages import StateShape
+import quire.kernels.triton.recurrent.gated_delta_rule as rule
+from quire.kernels import reference, triton
+from quire.kernels.state_pages import StateShape
 from tests.interpreter import ON_GPU
 from tests.kernels.states import SHAPE, Layer, run_of_everything
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
-from kernels.reference.sampling.digit_sums import UNIT, ordered_bits, value_of, weights_of
-from kernels.triton.sampling.digit_sums import digit_sums
+from quire.kernels import reference
+from quire.kernels.reference.sampling.digit_sums import UNIT, ordered_bits, value_of, weights_of
+from quire.kernels.triton.sampling.digit_sums import digit_sums
 
 INF = float("inf")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
-from kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
+from quire.kernels import reference
+from quire.kernels.triton.sampling.part_sampling import best_of_part, best_of_parts
 from tests.kernels.triton.sampling.test_sampling import INF, assert_same_choice, column, rows_of
 
 

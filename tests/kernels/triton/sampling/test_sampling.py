@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference, triton
-from kernels.reference.sampling.noise import gumbel_noise
-from kernels.triton.sampling import bounded_sampling
+from quire.kernels import reference, triton
+from quire.kernels.reference.sampling.noise import gumbel_noise
+from quire.kernels.triton.sampling import bounded_sampling
 
 INF = float("inf")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import reference
-from kernels.triton.sampling.token_mask import mask_logits
+from quire.kernels import reference
+from quire.kernels.triton.sampling.token_mask import mask_logits
 from tests.kernels.reference.test_token_mask import packed, scattered
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
-from kernels.reference.linear import LinearWeight
-from kernels.triton.single_row.row_attention import row_attention
-from kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear
+from quire.kernels import reference
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.triton.single_row.row_attention import row_attention
+from quire.kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.paged import Case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.attention.reference import ReferenceAttention
+from quire.services.worker.attention.reference import ReferenceAttention
 
 
 class CountingAttention(ReferenceAttention):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class BackwardsLlamaForCausalLM(LlamaForCausalLM):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.policies.fcfs import Fcfs
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.policies.fcfs import Fcfs
+from quire.services.scheduler.core.sequence import Sequence
 
 
 class ShortestFirst(Fcfs):

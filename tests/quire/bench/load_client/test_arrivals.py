@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.bench.load_client import arrivals
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 def test_poisson_arrivals_come_at_their_rate_and_always_the_same() -> None:

@@ -12,7 +12,7 @@ from quire.bench.load_client import arrivals
 from quire.bench.load_client.clients import Clients
 from quire.bench.load_client.timing import Received, RequestTiming
 from quire.bench.workload.workloads import BenchRequest, Workload
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 TIMER_S = 0.002  # uvloop's timers are that early at most
 WORK = Workload("test", tuple(BenchRequest((i,), 1) for i in range(12)))

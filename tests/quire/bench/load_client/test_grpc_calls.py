@@ -9,7 +9,7 @@ from quire.bench.workload.workloads import BenchRequest
 from quire.client import Client
 from quire.cluster.cluster import Cluster
 from quire.cluster.options import ClusterOptions
-from shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
 
 FRONTENDS = 3
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ import pytest
 from quire.bench.load_client.arrivals import parse
 from quire.bench.load_client.programs import Program
 from quire.bench.workload import workloads
-from shared.errors import Unavailable
+from quire.shared.errors import Unavailable
 
 ENGINE = """
 import json, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.bench.measuring import same_cores
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 TWO_THREADS = """
 import threading, time

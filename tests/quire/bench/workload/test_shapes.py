@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from quire import bundled
 from quire.bench.modes import speculation
 from quire.bench.workload import shapes
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from quire.bench.workload import workloads
 from quire.bench.workload.workloads import WORKLOADS, BenchRequest
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(

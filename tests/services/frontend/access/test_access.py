@@ -18,15 +18,15 @@ import redis
 from grpc_reflection.v1alpha import reflection_pb2
 
 from quire.async_client import AsyncClient
-from services.frontend.access.access import Access
-from services.frontend.access.account import DAY_S, Account
-from services.frontend.access.key import Key, digest, read_key
-from services.frontend.access.sources import KeyFile
-from shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
-from shared.kv import block_hash
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.access.account import DAY_S, Account
+from quire.services.frontend.access.key import Key, digest, read_key
+from quire.services.frontend.access.sources import KeyFile
+from quire.shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
+from quire.shared.kv import block_hash
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
@@ -412,7 +412,7 @@ def test_a_file_may_hold_hashes_instead_of_keys(tmp_path: Path) -> None:
 
 
 async def test_keys_in_redis_outlive_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.frontend.access.sources.RELOAD_S", 0.02)
+    monkeypatch.setattr("quire.services.frontend.access.sources.RELOAD_S", 0.02)
     server = RedisServer(tmp_path)
     server.start()
     try:

@@ -11,9 +11,9 @@ import openai
 import pytest
 import yaml
 
-from services.frontend.access.account import Account
-from services.frontend.access.key import Key
-from services.frontend.access.rate_limit import RateLimit, duration, headers_of
+from quire.services.frontend.access.account import Account
+from quire.services.frontend.access.key import Key
+from quire.services.frontend.access.rate_limit import RateLimit, duration, headers_of
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

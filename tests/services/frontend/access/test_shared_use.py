@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from services.frontend.access.account import DAY_S, Account
-from services.frontend.access.key import read_key
-from services.frontend.access.shared_use import SYNC_S, SharedUse
-from shared.errors import ResourceExhausted
+from quire.services.frontend.access.account import DAY_S, Account
+from quire.services.frontend.access.key import read_key
+from quire.services.frontend.access.shared_use import SYNC_S, SharedUse
+from quire.shared.errors import ResourceExhausted
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

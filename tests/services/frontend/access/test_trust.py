@@ -13,15 +13,15 @@ import httpx
 import pytest
 import trustme
 
-from services.frontend.main import Frontend
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.process.lifecycle import Shutdown
-from shared.rpc.channel import connect
-from shared.settings import FrontendSettings, Tls
+from quire.services.frontend.main import Frontend
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.rpc.channel import connect
+from quire.shared.settings import FrontendSettings, Tls
 from tests.admin import admin_of
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler

@@ -17,14 +17,14 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.bounds import counts, heavy, json_scan, wire_scan
-from services.frontend.output_processor import constraint
-from services.frontend.tokenizer import encoder
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings import FrontendSettings
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import counts, heavy, json_scan, wire_scan
+from quire.services.frontend.output_processor import constraint
+from quire.services.frontend.tokenizer import encoder
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings import FrontendSettings
+from quire.shared.settings.request_limits import RequestLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

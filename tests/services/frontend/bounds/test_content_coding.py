@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from backports import zstd
 
-from services.frontend.bounds.content_coding import MOST_MEMBERS, PIECE_BYTES, ContentDecoder, encodings_of
-from shared.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
+from quire.services.frontend.bounds.content_coding import MOST_MEMBERS, PIECE_BYTES, ContentDecoder, encodings_of
+from quire.shared.errors import BodyTooLarge, InvalidArgument, UnsupportedEncoding
 
 MIB = 1 << 20
 

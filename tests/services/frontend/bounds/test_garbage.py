@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from quire import bundled
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

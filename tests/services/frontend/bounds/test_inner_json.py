@@ -13,8 +13,8 @@ import pytest_asyncio
 from google.rpc import error_details_pb2
 from grpc_status.rpc_status import from_call
 
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

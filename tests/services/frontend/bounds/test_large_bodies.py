@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from services.frontend.bounds import body_probe, json_body, json_scan, messages, wire_scan
-from services.frontend.bounds import spool as spool_module
-from services.frontend.bounds.heavy import HEAVY_BYTES
-from services.frontend.bounds.large_bodies import LargeBodies
-from services.frontend.bounds.room import Room
-from services.frontend.bounds.spool import Spool
-from shared.errors import InvalidArgument
-from shared.pb.dialects import open_inference_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings.request_limits import RequestLimits
+from quire.services.frontend.bounds import body_probe, json_body, json_scan, messages, wire_scan
+from quire.services.frontend.bounds import spool as spool_module
+from quire.services.frontend.bounds.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.large_bodies import LargeBodies
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.bounds.spool import Spool
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.dialects import open_inference_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings.request_limits import RequestLimits
 from tests.priorities import has_stepped_back
 
 LIMITS = RequestLimits()

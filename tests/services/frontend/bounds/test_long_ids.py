@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.bounds import long_ids
-from services.frontend.bounds.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds import long_ids
+from quire.services.frontend.bounds.heavy import HEAVY_BYTES
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from services.frontend.calls.admission import CallAdmission, Lease
-from shared.errors import QuireError, ResourceExhausted, Unavailable
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.calls.admission import CallAdmission, Lease
+from quire.shared.errors import QuireError, ResourceExhausted, Unavailable
+from quire.shared.metrics.frontend import FrontendMetrics
 
 
 def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[CallAdmission, FrontendMetrics]:

@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from services.frontend.access.access import Access
-from services.frontend.calls import calls
-from services.frontend.calls.admission import CallAdmission
-from services.frontend.calls.calls import Calls
-from services.frontend.grpc_edge.errors import answering
-from services.frontend.input_processor.processor import InputProcessor
-from shared.errors import InvalidArgument
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1.sampling_pb2 import SamplingParams
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.calls import calls
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.grpc_edge.errors import answering
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.shared.errors import InvalidArgument
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

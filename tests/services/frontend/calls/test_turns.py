@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.frontend.calls import turns
-from services.frontend.calls.turns import Turns
+from quire.services.frontend.calls import turns
+from quire.services.frontend.calls.turns import Turns
 
 
 async def test_one_in_each_turn_of_the_loop_in_order() -> None:

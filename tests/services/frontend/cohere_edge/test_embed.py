@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.frontend.cohere_edge.format import WRITERS
-from shared.columns import f32_bytes
+from quire.services.frontend.cohere_edge.format import WRITERS
+from quire.shared.columns import f32_bytes
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of, scheduler
 from tests.services.frontend.tiny_folder import write_folder

@@ -18,7 +18,7 @@ import pytest
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
-from services.frontend.console import routes
+from quire.services.frontend.console import routes
 from tests.e2e.conftest import running_cluster
 from tests.services.frontend.console.browser import CHROMIUM, Browser, browsing
 

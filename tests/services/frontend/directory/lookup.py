@@ -19,14 +19,14 @@ from typing import Any
 
 import uvloop
 
-from services.frontend.directory import prefix_lookup
-from services.frontend.directory.directory import Index
-from services.frontend.directory.prefix_lookup import PrefixLookup
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.metrics.frontend import FrontendMetrics
-from shared.prefix_index import PrefixReader
+from quire.services.frontend.directory import prefix_lookup
+from quire.services.frontend.directory.directory import Index
+from quire.services.frontend.directory.prefix_lookup import PrefixLookup
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.prefix_index import PrefixReader
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import BLOCK_SIZE, Published
 from tests.services.frontend.directory.test_prefix_lookup import WORK, Told

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from redis import RedisError
 
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.models import model_identity
-from shared.pb.common.v1 import model_pb2
-from shared.prefix_index import BlockKeys, RegistryKeys, connect
-from shared.prefix_index.keys import member
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.models import model_identity
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.prefix_index import BlockKeys, RegistryKeys, connect
+from quire.shared.prefix_index.keys import member
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 
 BLOCK_SIZE = 16

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidArgument
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import Published
 from tests.services.frontend.running import Running, running

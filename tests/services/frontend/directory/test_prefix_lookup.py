@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from services.frontend.directory import directory, prefix_lookup
-from services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, PrefixLookup
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from services.frontend.scheduler_client.sequence import Work
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics
-from shared.pb.common.v1 import model_pb2, sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.prefix_index import WorkerEntry, WorkerMatch
+from quire.services.frontend.directory import directory, prefix_lookup
+from quire.services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, PrefixLookup
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.services.frontend.scheduler_client.sequence import Work
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics
+from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.prefix_index import WorkerEntry, WorkerMatch
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published import BLOCK_SIZE, Published
 from tests.services.frontend.running import Running, running

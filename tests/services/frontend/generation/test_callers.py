@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire import Client, SamplingParams
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

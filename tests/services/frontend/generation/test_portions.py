@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.generation import generation
-from services.frontend.scheduler_client.client import SchedulerClient
+from quire.services.frontend.generation import generation
+from quire.services.frontend.scheduler_client.client import SchedulerClient
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

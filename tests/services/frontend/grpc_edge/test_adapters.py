@@ -12,8 +12,8 @@ import grpc.aio
 import httpx
 import pytest
 
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.inference.v1 import inference_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.inference.v1 import inference_pb2
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

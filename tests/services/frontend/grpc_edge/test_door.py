@@ -14,10 +14,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from services.frontend.bounds.messages import REQUESTS
-from services.frontend.grpc_edge.door import WORK
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.bounds.messages import REQUESTS
+from quire.services.frontend.grpc_edge.door import WORK
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

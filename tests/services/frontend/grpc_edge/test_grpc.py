@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, prompt_of, scheduler
 

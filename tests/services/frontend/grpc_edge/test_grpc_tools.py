@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shared.pb.common.v1.sampling_pb2 import SamplingParams
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
 from tests.services.frontend.talking import CALLS, WEATHER, talking, talking_folder

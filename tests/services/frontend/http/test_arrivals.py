@@ -14,13 +14,13 @@ import pytest
 import trustme
 import uvloop
 
-from services.frontend.http.app import Face
-from services.frontend.http.connections import Connections
-from services.frontend.http.protocol import Entrance
-from services.frontend.http.server import HttpServer
-from shared.metrics.frontend import FrontendMetrics
-from shared.settings.connection_limits import ConnectionLimits
-from shared.settings.tls import Tls
+from quire.services.frontend.http.app import Face
+from quire.services.frontend.http.connections import Connections
+from quire.services.frontend.http.protocol import Entrance
+from quire.services.frontend.http.server import HttpServer
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.settings.connection_limits import ConnectionLimits
+from quire.shared.settings.tls import Tls
 from tests.shared.security.test_tls import files
 
 HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's

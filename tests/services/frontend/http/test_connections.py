@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.frontend.http.connections import Connections
-from services.frontend.http.server import ACCEPTED_AT_ONCE
-from shared.metrics.frontend import FrontendMetrics
-from shared.pb.common.v1.sampling_pb2 import SamplingParams
-from shared.pb.inference.v1 import inference_pb2
-from shared.settings.connection_limits import ConnectionLimits
+from quire.services.frontend.http.connections import Connections
+from quire.services.frontend.http.server import ACCEPTED_AT_ONCE
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
+from quire.shared.pb.inference.v1 import inference_pb2
+from quire.shared.settings.connection_limits import ConnectionLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

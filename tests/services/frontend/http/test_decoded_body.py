@@ -19,8 +19,8 @@ import pytest_asyncio
 from backports import zstd
 from starlette.types import Message, Receive
 
-from services.frontend.http.decoded_body import BodyDecoders, DecodedBytes
-from shared.errors import ResourceExhausted
+from quire.services.frontend.http.decoded_body import BodyDecoders, DecodedBytes
+from quire.shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

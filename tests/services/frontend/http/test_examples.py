@@ -13,8 +13,8 @@ import pytest
 
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster
-from services.frontend.http.examples import examples
-from shared.security import secret_file
+from quire.services.frontend.http.examples import examples
+from quire.shared.security import secret_file
 from tests.e2e.conftest import running_cluster
 from tests.e2e.encoders import encoder_folder
 

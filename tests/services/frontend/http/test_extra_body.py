@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.http.extra_body import opened
+from quire.services.frontend.http.extra_body import opened
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
 from tests.services.frontend.talking import ASK, talking, talking_folder

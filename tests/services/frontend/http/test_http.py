@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.version import VERSION
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.version import VERSION
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of, scheduler
 

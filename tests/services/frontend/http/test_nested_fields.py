@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.http.nested_fields import Shape, check_objects
-from services.frontend.http.unknown_fields import OTHER, UnknownFields
-from shared.errors import InvalidArgument
+from quire.services.frontend.http.nested_fields import Shape, check_objects
+from quire.services.frontend.http.unknown_fields import OTHER, UnknownFields
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

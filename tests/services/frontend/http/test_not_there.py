@@ -11,8 +11,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from services.frontend.http.protocol import CUT_SHORT, LARGE_HEADERS, NO_TUNNELS, TOO_MANY, TOO_SLOW
-from services.frontend.request.model_names import no_model
+from quire.services.frontend.http.protocol import CUT_SHORT, LARGE_HEADERS, NO_TUNNELS, TOO_MANY, TOO_SLOW
+from quire.services.frontend.request.model_names import no_model
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.http.own_paths import own
+from quire.services.frontend.http.own_paths import own
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

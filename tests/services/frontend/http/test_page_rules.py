@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.frontend.http.page_rules import PageRules, host_name, is_loopback
-from services.frontend.web_edge.framing import frame
-from shared.errors import InvalidArgument, PermissionDenied
-from shared.settings import FrontendSettings
+from quire.services.frontend.http.page_rules import PageRules, host_name, is_loopback
+from quire.services.frontend.web_edge.framing import frame
+from quire.shared.errors import InvalidArgument, PermissionDenied
+from quire.shared.settings import FrontendSettings
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

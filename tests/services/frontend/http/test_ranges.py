@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from services.frontend.http import ranges
-from services.frontend.input_processor.sampling_rules import MAX_REPETITION_PENALTY, MAX_TOP_K
+from quire.services.frontend.http import ranges
+from quire.services.frontend.input_processor.sampling_rules import MAX_REPETITION_PENALTY, MAX_TOP_K
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import WEATHER, talking_folder

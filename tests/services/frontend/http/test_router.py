@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.frontend.http import router
-from services.frontend.http.documented import document
-from services.frontend.http.router import LateRoute, Router
-from shared.errors import InvalidArgument
+from quire.services.frontend.http import router
+from quire.services.frontend.http.documented import document
+from quire.services.frontend.http.router import LateRoute, Router
+from quire.shared.errors import InvalidArgument
 
 
 async def greet(name: str, times: int = 1) -> dict[str, str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.http.unknown_fields import LABELS, OTHER, UnknownFields, likely_name
-from shared.errors import InvalidArgument
+from quire.services.frontend.http.unknown_fields import LABELS, OTHER, UnknownFields, likely_name
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.http.upgrades import without_upgrade
+from quire.services.frontend.http.upgrades import without_upgrade
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.http import whole_call
-from services.frontend.http.protocol import Guarded
+from quire.services.frontend.http import whole_call
+from quire.services.frontend.http.protocol import Guarded
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor import grammar_probe, grammar_validator
-from services.frontend.input_processor.grammar_validator import GrammarValidator
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output.literals import Specials
+from quire.services.frontend.input_processor import grammar_probe, grammar_validator
+from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output.literals import Specials
 from tests.priorities import has_stepped_back
 
 FINE = pb.StructuredOutput(json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}')

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.input_processor.other_samplers import ADJUSTMENTS, INSTEAD, SAMPLERS
-from shared.errors import Unimplemented
+from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.other_samplers import ADJUSTMENTS, INSTEAD, SAMPLERS
+from quire.shared.errors import Unimplemented
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import talking_folder

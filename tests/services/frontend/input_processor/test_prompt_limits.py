@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.frontend.input_processor import prompt_limits
-from services.frontend.request.request import Request, Sampling, TokenPrompt
-from shared.errors import InvalidArgument
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.request.request import Request, Sampling, TokenPrompt
+from quire.shared.errors import InvalidArgument
 
 
 def request(max_tokens: int | None = None, **fields: object) -> Request:

@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
-from services.frontend.input_processor.sentence_texts import ReadingModel, SentenceTexts
-from services.frontend.request.request import PairPrompt, Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
-from services.frontend.scheduler_client.client import ClusterLimits
-from services.frontend.tokenizer.tokenizer import Tokenizer as OurTokenizer
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1.worker_pb2 import SequenceParams
+from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.input_processor.sentence_texts import ReadingModel, SentenceTexts
+from quire.services.frontend.request.request import (
+    PairPrompt,
+    Pooling,
+    Prompt,
+    Request,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+)
+from quire.services.frontend.scheduler_client.client import ClusterLimits
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer as OurTokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
 from tests.services.frontend.tiny_folder import write_folder
 
 WORDS = ("[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "search", ":")

@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.columns import i32
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.columns import i32
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor import logits_processors, not_offered, sampling_rules
-from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.request.request import BeamSearch, RepetitionDetection
-from services.frontend.tokenizer.generation_config import GenerationDefaults
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, Unimplemented
+from quire.services.frontend.input_processor import logits_processors, not_offered, sampling_rules
+from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.request.request import BeamSearch, RepetitionDetection
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument, Unimplemented
 from tests.services.frontend.tiny_folder import write_folder
 
 NO_DEFAULTS = GenerationDefaults()

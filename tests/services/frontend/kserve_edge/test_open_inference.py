@@ -11,9 +11,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from shared.pb.dialects import open_inference_pb2 as pb
-from shared.pb.dialects import open_inference_pb2_grpc
-from shared.version import VERSION
+from quire.shared.pb.dialects import open_inference_pb2 as pb
+from quire.shared.pb.dialects import open_inference_pb2_grpc
+from quire.shared.version import VERSION
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying

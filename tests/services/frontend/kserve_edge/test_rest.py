@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from shared.version import VERSION
+from quire.shared.version import VERSION
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying

@@ -23,8 +23,8 @@ import grpc
 import grpc.aio
 import uvloop
 
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.test_process import process, ready
 from tests.services.frontend.tiny_folder import write_folder

@@ -26,10 +26,10 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from services.frontend.tokenizer.encoder import INLINE_CHARACTERS
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.inference.v1 import inference_pb2_grpc
+from quire.services.frontend.tokenizer.encoder import INLINE_CHARACTERS
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.test_process import START
 from tests.services.frontend.tiny_folder import CORPUS, write_folder

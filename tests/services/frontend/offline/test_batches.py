@@ -14,11 +14,11 @@ from typing import Any
 import openai
 import pytest
 
-from services.frontend.offline import batches, runner
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore
-from shared import batch_lines
-from shared.errors import ResourceExhausted
+from quire.services.frontend.offline import batches, runner
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.shared import batch_lines
+from quire.shared.errors import ResourceExhausted
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.services.frontend.talking import talking, talking_folder

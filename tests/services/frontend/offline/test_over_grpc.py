@@ -12,8 +12,8 @@ import pytest
 
 from quire import AsyncClient, Client, batches
 from quire.refused_streams import answered
-from services.frontend.grpc_edge import file_service
-from shared.errors import (
+from quire.services.frontend.grpc_edge import file_service
+from quire.shared.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
@@ -22,8 +22,8 @@ from shared.errors import (
     Unauthenticated,
     Unimplemented,
 )
-from shared.pb.batch.v1 import batch_pb2 as pb
-from shared.pb.batch.v1 import batch_pb2_grpc
+from quire.shared.pb.batch.v1 import batch_pb2 as pb
+from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from tests.services.frontend.offline.test_batches import CHAT, line, serving, written
 from tests.services.frontend.running import Running
 from tests.services.frontend.talking import talking, talking_folder

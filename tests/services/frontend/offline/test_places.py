@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from services.frontend.access.access import Access
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore
-from services.frontend.offline.inner_calls import InnerCalls
-from services.frontend.offline.runner import BatchRun, Means
-from shared.metrics.frontend import FrontendMetrics
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.inner_calls import InnerCalls
+from quire.services.frontend.offline.runner import BatchRun, Means
+from quire.shared.metrics.frontend import FrontendMetrics
 
 CHAT = "/v1/chat/completions"
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.offline.batches import BatchStore
-from services.frontend.offline.files import FileStore
-from services.frontend.offline.scratches import Scratches
+from quire.services.frontend.offline.batches import BatchStore
+from quire.services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.scratches import Scratches
 
 ANOTHER = """
 import sys
 from pathlib import Path
-from services.frontend.offline.files import FileStore
+from quire.services.frontend.offline.files import FileStore
 store = FileStore(Path(sys.argv[1]), 1 << 20, 1 << 20)
 scratch = store.scratch()
 scratch.write_text("half of")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.offline.upload import boundary_of, take_apart
+from quire.services.frontend.offline.upload import boundary_of, take_apart
 
 
 def form(disposition: bytes, more: bytes = b"") -> bytes:

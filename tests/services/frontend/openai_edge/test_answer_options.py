@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from services.frontend.output_processor.detokenizer import new_detokenizer
-from services.frontend.tokenizer import tokenizer as own
-from shared.columns import i32
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.output_processor.detokenizer import new_detokenizer
+from quire.services.frontend.tokenizer import tokenizer as own
+from quire.shared.columns import i32
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.input_processor.test_request_options import generate, serving
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, prompt_of, scheduler

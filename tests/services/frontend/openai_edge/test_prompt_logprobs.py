@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.input_processor.test_request_options import generate, serving
 from tests.services.frontend.openai_edge.test_answer_options import data_of
 

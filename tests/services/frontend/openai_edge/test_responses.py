@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from shared.errors import NotFound
+from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
+from quire.shared.errors import NotFound
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
 from tests.services.frontend.talking import CALL, CALLS, CLOCK, WEATHER, talking, talking_folder

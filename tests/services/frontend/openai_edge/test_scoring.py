@@ -14,13 +14,13 @@ import grpc
 import numpy as np
 import pytest
 
-from services.frontend.input_processor.scoring import Scoring, probabilities
-from services.frontend.request.request import PairPrompt, TextPrompt
-from shared.columns import f32_bytes
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import pooling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.worker.v1.worker_pb2 import SequenceParams
+from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.request.request import PairPrompt, TextPrompt
+from quire.shared.columns import f32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.tiny_folder import END, START, write_folder

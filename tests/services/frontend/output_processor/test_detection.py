@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire import bundled
-from services.frontend.output_processor.parsing import detection, registry
+from quire.services.frontend.output_processor.parsing import detection, registry
 
 TEMPLATES = [
     ("hermes", "none", '{{- \'<tool_call>\\n{"name": "\' }}'),

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from services.frontend.output_processor.detokenizer import new_detokenizer
-from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request.request import Sampling
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.output_processor.detokenizer import new_detokenizer
+from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.request.request import Sampling
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.tiny_folder import CORPUS, END, START
 
 TEXTS = [

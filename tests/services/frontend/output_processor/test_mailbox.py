@@ -7,17 +7,17 @@ from collections.abc import Collection
 
 import pytest
 
-from services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import ReaderPace
-from services.frontend.output_processor.sample import AT_END, Sample
-from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request.request import Sampling
-from services.frontend.scheduler_client.sequence import End
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import Internal
-from shared.metrics.frontend import TokenTraffic
-from shared.pb.common.v1 import finish_pb2
+from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.mailbox import Mailbox
+from quire.services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.request.request import Sampling
+from quire.services.frontend.scheduler_client.sequence import End
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import Internal
+from quire.shared.metrics.frontend import TokenTraffic
+from quire.shared.pb.common.v1 import finish_pb2
 
 LENGTH = End(Finish(finish_pb2.FINISH_REASON_LENGTH))
 STOP = End(Finish(finish_pb2.FINISH_REASON_STOP))

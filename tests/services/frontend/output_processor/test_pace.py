@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from services.frontend.generation.delta import SampleDelta
-from services.frontend.output_processor import pace
-from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import ReaderPace
+from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.output_processor import pace
+from quire.services.frontend.output_processor.mailbox import Mailbox
+from quire.services.frontend.output_processor.pace import ReaderPace
 
 LONG_S = 1000.0
 

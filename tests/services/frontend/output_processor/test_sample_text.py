@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request.request import Sampling
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part, add_part
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.request.request import Sampling
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.tiny_folder import write_folder
 
 CALL = '<tool_call>{"name": "now", "arguments": {"zone": "STOP"}}</tool_call>'

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.frontend.output_processor.stop_strings import StopStrings
+from quire.services.frontend.output_processor.stop_strings import StopStrings
 
 
 def run(stops: list[str], parts: list[str], include: bool = False) -> tuple[str, str | None]:

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.kv import block_hash
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.kv import block_hash
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.frontend.scheduler_client.patience import Patience
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.scheduler_client.patience import Patience
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.frontend.scheduler_client.placement import TOKENS_BEHIND, choose
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.frontend.scheduler_client.placement import TOKENS_BEHIND, choose
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 HOMES = [bytes([number]) * 32 for number in range(60)]
 

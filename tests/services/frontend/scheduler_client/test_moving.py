@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import tokens_of, until_told
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

@@ -11,13 +11,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.columns import u32_bytes
-from shared.errors import FailedPrecondition
-from shared.kv import block_hash
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.columns import u32_bytes
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv import block_hash
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from tests.services.frontend.running import Running as Frontend
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import Running, ScriptedScheduler, count_up, scheduler

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.frontend.composition import health
-from services.frontend.scheduler_client.connection import Connection
-from services.frontend.scheduler_client.session import Session
-from shared.process import liveness
-from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
+from quire.services.frontend.composition import health
+from quire.services.frontend.scheduler_client.connection import Connection
+from quire.services.frontend.scheduler_client.session import Session
+from quire.shared.process import liveness
+from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.scheduler_client import outbox
-from services.frontend.scheduler_client.outbox import Outbox
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.frontend.scheduler_client import outbox
+from quire.services.frontend.scheduler_client.outbox import Outbox
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 

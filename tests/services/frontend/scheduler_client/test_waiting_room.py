@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.scheduler_client import waiting_room
-from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from quire.services.frontend.scheduler_client import waiting_room
+from quire.services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
 
 
 def group_of(name: str) -> Any:

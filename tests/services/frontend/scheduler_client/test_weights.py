@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import model_pb2
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import model_pb2
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, echo, scheduler
 

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running
 
 Sampling = sampling_pb2.SamplingParams

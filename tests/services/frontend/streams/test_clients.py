@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.frontend.streams.terms import StreamTerms
-from shared.settings.stream_limits import StreamLimits
+from quire.services.frontend.streams.terms import StreamTerms
+from quire.shared.settings.stream_limits import StreamLimits
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import NO_TLS, Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

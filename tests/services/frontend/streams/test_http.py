@@ -10,9 +10,9 @@ import pytest
 from google.protobuf import json_format
 
 from quire.async_client import AsyncClient
-from services.frontend.streams.terms import StreamTerms
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings.stream_limits import StreamLimits
+from quire.services.frontend.streams.terms import StreamTerms
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.streams.events import Event, read, resumed
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.streams.reading import Sampling, asked, attach, bare

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from services.frontend.streams.store import FoundStream, StoreAway, StreamKey
-from services.frontend.streams.streams import Streams
-from shared.errors import Unavailable
+from quire.services.frontend.streams.store import FoundStream, StoreAway, StreamKey
+from quire.services.frontend.streams.streams import Streams
+from quire.shared.errors import Unavailable
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.streams.reading import asked, attach, bare, everything, offsets, refusal, tokens
 

@@ -15,11 +15,11 @@ from quire.client import Client
 from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
-from services.frontend.streams.terms import StreamTerms
-from shared.metrics.streams import ENDS, REFUSALS
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.settings.stream_limits import StreamLimits
+from quire.services.frontend.streams.terms import StreamTerms
+from quire.shared.metrics.streams import ENDS, REFUSALS
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.streams.reading import (

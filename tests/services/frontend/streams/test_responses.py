@@ -12,11 +12,11 @@ import httpx
 import openai
 import pytest
 
-from services.frontend.openai_edge import resumable
-from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.streams.store import DELETED_S
-from services.frontend.streams.terms import StreamTerms
-from shared.settings.stream_limits import StreamLimits
+from quire.services.frontend.openai_edge import resumable
+from quire.services.frontend.openai_edge.responses.body import ResponsesBody
+from quire.services.frontend.streams.store import DELETED_S
+from quire.services.frontend.streams.terms import StreamTerms
+from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.streams.events import read

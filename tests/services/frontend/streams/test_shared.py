@@ -13,11 +13,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from services.frontend.streams.redis_store import LEAVE
-from shared.errors import NotFound
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.inference.v1 import inference_pb2 as pb
-from shared.security import secret_file
+from quire.services.frontend.streams.redis_store import LEAVE
+from quire.shared.errors import NotFound
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.shared.security import secret_file
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import running
 from tests.services.frontend.streams.pair import Pair, paired

@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from services.frontend.openai_edge.body.prompts import read_message
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
-from shared.errors import InvalidArgument
+from quire.services.frontend.openai_edge.body.prompts import read_message
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.tokenizer.chat_template import ChatTemplate
-from shared.errors import InvalidArgument
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML
 
 HELLO = [{"role": "user", "content": "hello"}]

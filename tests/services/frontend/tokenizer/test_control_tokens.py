@@ -13,10 +13,10 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer import tokenizer as own
-from services.frontend.tokenizer.spellings import Spellings
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer import tokenizer as own
+from quire.services.frontend.tokenizer.spellings import Spellings
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.talking import talking, talking_folder
 from tests.services.frontend.tiny_folder import (
@@ -214,7 +214,7 @@ async def test_a_long_text_full_of_spellings_is_cut_like_any_other(tmp_path: Pat
 
 
 def test_spellings_are_found_across_the_steps_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.frontend.tokenizer.spellings.STEP_CHARACTERS", 7)
+    monkeypatch.setattr("quire.services.frontend.tokenizer.spellings.STEP_CHARACTERS", 7)
     spellings = Spellings(["<ab>", "<abc>", "<ab", "x"])
     text = "....<abc>.<ab>x....<ab.<a"
     assert [text[start:end] for start, end in spellings.spans(text)] == ["<abc>", "<ab>", "x", "<ab"]

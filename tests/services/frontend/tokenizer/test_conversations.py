@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.request.request import ChatPrompt, Request, Sampling
-from services.frontend.tokenizer.chat_template import ChatTemplate
-from services.frontend.tokenizer.conversations.conversations import Conversations
-from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
-from services.frontend.tokenizer.conversations.template_runner import RenderBudget
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.sampling_pb2 import StructuredOutput
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.request.request import ChatPrompt, Request, Sampling
+from quire.services.frontend.tokenizer.chat_template import ChatTemplate
+from quire.services.frontend.tokenizer.conversations.conversations import Conversations
+from quire.services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from quire.services.frontend.tokenizer.conversations.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.sampling_pb2 import StructuredOutput
 from tests.priorities import has_stepped_back
 from tests.services.frontend.talking import talking_folder
 from tests.services.frontend.tiny_folder import CHATML, END, write_folder

@@ -13,12 +13,12 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from quire import bundled
-from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.tokenizer import encoder
-from services.frontend.tokenizer.cuts import Cuts
-from services.frontend.tokenizer.encoder import Encoder, Tokenized
-from services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
-from shared.errors import InvalidArgument
+from quire.services.frontend.bounds.turns import SmallestFirst
+from quire.services.frontend.tokenizer import encoder
+from quire.services.frontend.tokenizer.cuts import Cuts
+from quire.services.frontend.tokenizer.encoder import Encoder, Tokenized
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
+from quire.shared.errors import InvalidArgument
 from tests.priorities import behind
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.models import model_hub
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.models import model_hub
 from tests import gguf_files
 
 

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer as HfTokenizer
 
 from quire import bundled
-from services.frontend.tokenizer.encoder import Encoder
-from shared.errors import InvalidArgument
+from quire.services.frontend.tokenizer.encoder import Encoder
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

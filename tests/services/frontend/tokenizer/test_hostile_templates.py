@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.conversations import conversations as module
-from services.frontend.tokenizer.conversations import rendering_process, template_runner
-from services.frontend.tokenizer.conversations.template_runner import RenderBudget
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.conversations import conversations as module
+from quire.services.frontend.tokenizer.conversations import rendering_process, template_runner
+from quire.services.frontend.tokenizer.conversations.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

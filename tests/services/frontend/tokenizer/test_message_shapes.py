@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.frontend.request.conversation import NO_JSON
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer.message_shapes.shape import MessageShape
+from quire.services.frontend.request.conversation import NO_JSON
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from tests.services.frontend.tokenizer import template_conversations as sent
 from tests.services.frontend.tokenizer.template_conversations import CONVERSATIONS, FIVE, TOOLS, Sent, call, looped
 from tests.services.frontend.tokenizer.template_families import FAMILIES, source

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.frontend.request.request import ChatPrompt
-from services.frontend.tokenizer import template_files
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
+from quire.services.frontend.request.request import ChatPrompt
+from quire.services.frontend.tokenizer import template_files
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import write_folder
 
 HELLO = [{"role": "user", "content": "hello"}]

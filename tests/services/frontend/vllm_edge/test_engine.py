@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from shared.pb.dialects import vllm_engine_pb2 as pb
-from shared.pb.dialects import vllm_engine_pb2_grpc
+from quire.shared.pb.dialects import vllm_engine_pb2 as pb
+from quire.shared.pb.dialects import vllm_engine_pb2_grpc
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying

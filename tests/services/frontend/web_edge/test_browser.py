@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from services.frontend.web_edge.framing import frame
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.web_edge.framing import frame
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.console.browser import CHROMIUM, Browser, browsing
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import CANCELLED, ScriptedScheduler, scheduler

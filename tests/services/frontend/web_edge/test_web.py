@@ -17,8 +17,8 @@ import pytest_asyncio
 from backports import zstd
 from google.rpc import error_details_pb2, status_pb2
 
-from services.frontend.web_edge.framing import frame
-from shared.pb.inference.v1 import inference_pb2 as pb
+from quire.services.frontend.web_edge.framing import frame
+from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying

@@ -9,13 +9,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster.adapters import Adapters
-from services.scheduler.cluster.live_sequences import LiveSequences
-from services.scheduler.replicas.adapters import ReplicaAdapters
-from shared.models.adapter_contents import AdapterId
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2
+from quire.services.scheduler.cluster.adapters import Adapters
+from quire.services.scheduler.cluster.live_sequences import LiveSequences
+from quire.services.scheduler.replicas.adapters import ReplicaAdapters
+from quire.shared.models.adapter_contents import AdapterId
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer

@@ -7,17 +7,17 @@ import hashlib
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster.placement import STEPS_BEHIND, Placement
-from services.scheduler.core.core import Core
-from services.scheduler.core.sequence import LateQuery, Sequence
-from services.scheduler.frontends.submissions import Payload
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.replica import Replica
-from shared.columns import i32_bytes
-from shared.kv.kv_specs import NOTHING
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.cluster.placement import STEPS_BEHIND, Placement
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.sequence import LateQuery, Sequence
+from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.columns import i32_bytes
+from quire.shared.kv.kv_specs import NOTHING
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 METRICS = SchedulerMetrics(CollectorRegistry())

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepPlan, StepResult
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepPlan, StepResult
 from tests.services.scheduler.conftest import make_sequence
 
 EOS = 50256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from services.scheduler.core.deadlines import FEW, Deadlines
-from services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.deadlines import FEW, Deadlines
+from quire.services.scheduler.core.sequence import Sequence
 from tests.services.scheduler.conftest import make_sequence
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core import grammars
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.grammars import GrammarOrder
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core import grammars
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.grammars import GrammarOrder
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]

@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Events, StepPlan, StepResult
-from services.scheduler.core.sequence import LateQuery, Loss
-from services.scheduler.policies import find_policy
-from shared.columns import i32_bytes
-from shared.kv.kv_specs import NOTHING
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Events, StepPlan, StepResult
+from quire.services.scheduler.core.sequence import LateQuery, Loss
+from quire.services.scheduler.policies import find_policy
+from quire.shared.columns import i32_bytes
+from quire.shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.limits import CoreLimits
-from services.scheduler.core.plan import Events, Finished, StepResult
-from services.scheduler.core.sequence import Family, Sequence
-from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
-from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from services.scheduler.policies import find_policy
-from shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
+from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.plan import Events, Finished, StepResult
+from quire.services.scheduler.core.sequence import Family, Sequence
+from quire.services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
+from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
+from quire.services.scheduler.policies import find_policy
+from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.core.transfers.limits import TierLimits
-from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.sequence import SequenceStatus
-from services.scheduler.core.transfers.limits import TierLimits
-from services.scheduler.core.transfers.reach import GroupReach, Holds
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.kv_cache.kv_priority import KVPriority
-from shared.kv.block_hash import page_of
-from shared.kv.kv_specs import FULL, KVSpec, State, Window
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.sequence import SequenceStatus
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.transfers.reach import GroupReach, Holds
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.shared.kv.block_hash import page_of
+from quire.shared.kv.kv_specs import FULL, KVSpec, State, Window
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.core.test_transfers import SIZE, Machine, prompt
 from tests.services.scheduler.paper_worker import PaperWorker

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.frontends.batches import OwnerBatches
-from services.scheduler.replicas.codec import decode_result
-from shared.columns import i32_bytes, u32
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.frontends.batches import OwnerBatches
+from quire.services.scheduler.replicas.codec import decode_result
+from quire.shared.columns import i32_bytes, u32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 EOS = 2

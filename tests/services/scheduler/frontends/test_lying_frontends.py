@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from shared import columns
-from shared.pb.common.v1 import finish_pb2, model_pb2
-from shared.pb.common.v1.sampling_pb2 import BeamSearch, RepetitionDetection
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared import columns
+from quire.shared.pb.common.v1 import finish_pb2, model_pb2
+from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch, RepetitionDetection
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.scheduler.scripted_peers import MODEL, FrontendPeer
 from tests.services.scheduler.test_trust import PROMPT, Guarded, scheduler
 

@@ -8,10 +8,10 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.frontends import outbox
-from services.scheduler.frontends.outbox import Outbox
-from shared.columns import i32, i32_bytes, u32, u32_bytes
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.scheduler.frontends import outbox
+from quire.services.scheduler.frontends.outbox import Outbox
+from quire.shared.columns import i32, i32_bytes, u32, u32_bytes
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 Step = dict[int, list[int]]
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
-from services.scheduler.frontends.batches import OwnerBatches
-from services.scheduler.frontends.submission_checks import refusal
-from services.scheduler.frontends.submissions import SequenceFactory
-from services.scheduler.replicas.codec import decode_result
-from services.scheduler.replicas.result_checks import ResultChecks
-from shared.columns import f32, f32_bytes, u32, u32_bytes
-from shared.errors import FailedPrecondition
-from shared.pb.common.v1 import model_pb2, sampling_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.pb.scheduler.v1.scheduler_pb2 import LateQuery
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
+from quire.services.scheduler.frontends.batches import OwnerBatches
+from quire.services.scheduler.frontends.submission_checks import refusal
+from quire.services.scheduler.frontends.submissions import SequenceFactory
+from quire.services.scheduler.replicas.codec import decode_result
+from quire.services.scheduler.replicas.result_checks import ResultChecks
+from quire.shared.columns import f32, f32_bytes, u32, u32_bytes
+from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.pb.scheduler.v1.scheduler_pb2 import LateQuery
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 HELLO = pb.WorkerHello(max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=50))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.scheduler.core.core import Core
-from services.scheduler.frontends.submissions import SequenceFactory
-from shared.columns import i32_bytes
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.frontends.submissions import SequenceFactory
+from quire.shared.columns import i32_bytes
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from tests.services.scheduler.conftest import make_limits
 
 

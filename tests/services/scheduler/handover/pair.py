@@ -8,17 +8,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.core.core import Core
-from services.scheduler.core.fetches import FetchOrder
-from services.scheduler.core.plan import Events
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.replica import Replica
-from shared.kv.kv_source import KVSource
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.worker.v1 import worker_pb2
-from shared.settings import SchedulerSettings
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.fetches import FetchOrder
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.kv.kv_source import KVSource
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from services.scheduler.handover.costs import FIRST_BYTES_PER_S, MOST_PASSED, OVERHEAD_S, TRIED_AGAIN_AFTER, WorkerLink
+from quire.services.scheduler.handover.costs import (
+    FIRST_BYTES_PER_S,
+    MOST_PASSED,
+    OVERHEAD_S,
+    TRIED_AGAIN_AFTER,
+    WorkerLink,
+)
 
 MB = 1_000_000
 

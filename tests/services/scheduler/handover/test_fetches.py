@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.handover.neighbourhood import MOST_LOOKS
-from shared.errors import Unavailable, to_proto
-from shared.pb.worker.v1.worker_pb2 import BlocksFetched
+from quire.services.scheduler.core.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.handover.neighbourhood import MOST_LOOKS
+from quire.shared.errors import Unavailable, to_proto
+from quire.shared.pb.worker.v1.worker_pb2 import BlocksFetched
 from tests.services.scheduler.handover.pair import SIZE, Pair
 from tests.services.scheduler.paper_worker import oracle
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.sequence import Family, Sequence, SequenceStatus
-from services.scheduler.handover.roles import LOAD, goes_to_prefill
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.sequence import Family, Sequence, SequenceStatus
+from quire.services.scheduler.handover.roles import LOAD, goes_to_prefill
 from tests.services.scheduler.handover.pair import SIZE, Pair
 from tests.services.scheduler.paper_worker import oracle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
 
 
 def names(*numbers: int) -> list[bytes]:

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.kv_cache.eviction import ARC, LRU, POLICIES
-from services.scheduler.kv_cache.kv_priority import KVPriority
-from services.scheduler.kv_cache.sightings import Sightings
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.eviction import ARC, LRU, POLICIES
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.services.scheduler.kv_cache.sightings import Sightings
 
 
 def name(number: int) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.scheduler.kv_cache.groups import Groups
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from shared import columns
-from shared.errors import FailedPrecondition
-from shared.kv import block_hash, kv_specs, kv_wire
-from shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.shared import columns
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv import block_hash, kv_specs, kv_wire
+from quire.shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 SIZE = 4
 HASHES = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(range(80)), SIZE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.kv_cache.block_tier import BlockTier
-from services.scheduler.kv_cache.eviction import POLICIES
-from services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.eviction import POLICIES
+from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 
 LOW, NORMAL, HIGH = KVPriority
 

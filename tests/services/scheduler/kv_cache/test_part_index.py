@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.kv_cache import part_index
-from services.scheduler.kv_cache.part_index import BlockPart, PartIndex
-from shared.columns import i32_bytes
+from quire.services.scheduler.kv_cache import part_index
+from quire.services.scheduler.kv_cache.part_index import BlockPart, PartIndex
+from quire.shared.columns import i32_bytes
 
 SIZE, GRAIN = 8, 2
 

@@ -10,8 +10,8 @@ import random
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 ANSWER = 100  # tokens

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.kv_cache.block_pool import BlockPool
-from services.scheduler.kv_cache.free_list import FreeList
-from services.scheduler.kv_cache.groups import Groups
-from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
-from shared import columns
-from shared.kv import block_hash
-from shared.kv.kv_specs import ONE_FULL
+from quire.services.scheduler.kv_cache.block_pool import BlockPool
+from quire.services.scheduler.kv_cache.free_list import FreeList
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_specs import ONE_FULL
 
 COMMON = list(range(48))
 

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import pytest
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.holds import Hold
 from tests.services.scheduler.scripted_peers import WorkerPeer
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ import asyncio
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import finish_pb2
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.paper_worker import oracle

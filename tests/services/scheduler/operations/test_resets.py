@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.scheduler.replicas.replica import Replica
-from shared.pb.admin.v1 import admin_pb2
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.pb.admin.v1 import admin_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.test_service import PROMPTS, Start, start
 

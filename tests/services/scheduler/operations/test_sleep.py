@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.scheduler.replicas.orders import ReplicaOrders
-from shared.errors import Unavailable
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2
+from quire.services.scheduler.replicas.orders import ReplicaOrders
+from quire.shared.errors import Unavailable
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker

@@ -10,12 +10,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
-from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2
-from shared.rpc.channel import connect
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.rpc.channel import connect
 from tests.services.scheduler.operations.test_weights import (
     DROP,
     PATIENCE_S,

@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.common.v1 import model_pb2
-from shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from tests.admin import admin_of, calling
 from tests.services.scheduler.operations.conftest import Holding
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer

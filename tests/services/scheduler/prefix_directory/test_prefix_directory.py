@@ -14,20 +14,20 @@ import pytest_asyncio
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepResult
-from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.prefix_directory.directory import PrefixDirectory
-from services.scheduler.prefix_directory.registry import Registry
-from services.scheduler.prefix_directory.worker_index import WorkerIndex
-from services.scheduler.replicas.replica import Replica
-from services.scheduler.spread import Spread
-from shared.columns import i32_bytes
-from shared.kv import block_hash
-from shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Window
-from shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
-from shared.pb.worker.v1 import worker_pb2
-from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.prefix_directory.registry import Registry
+from quire.services.scheduler.prefix_directory.worker_index import WorkerIndex
+from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.spread import Spread
+from quire.shared.columns import i32_bytes
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Window
+from quire.shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
 from tests.redis_server import RedisServer
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker

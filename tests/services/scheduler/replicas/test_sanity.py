@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from services.scheduler.replicas import result_checks
-from shared import columns
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.scheduler.replicas import result_checks
+from quire.shared import columns
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.paper_worker import VOCAB, oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_trust import LIMITS, PROMPT, Guarded, scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.replicas.throughput import WINDOW_S, Throughput
+from quire.services.scheduler.replicas.throughput import WINDOW_S, Throughput
 
 
 def test_a_pause_between_steps_counts_for_nothing_and_a_long_one_is_no_work_at_all() -> None:

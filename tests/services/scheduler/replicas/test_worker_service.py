@@ -13,20 +13,20 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster.cluster import WorkerCluster
-from services.scheduler.operations.keeping_up import KeepingUp
-from services.scheduler.operations.weight_streams import WeightStreams
-from services.scheduler.replicas.worker_service import WorkerService
-from services.scheduler.spread import Spread
-from shared import columns
-from shared.kv import block_hash
-from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.scheduler.v1 import scheduler_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.prefix_index import SchedulerEntry
-from shared.process.garbage import Collector
-from shared.rpc.trust import ServiceDoor
-from shared.settings import SchedulerSettings
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.weight_streams import WeightStreams
+from quire.services.scheduler.replicas.worker_service import WorkerService
+from quire.services.scheduler.spread import Spread
+from quire.shared import columns
+from quire.shared.kv import block_hash
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.prefix_index import SchedulerEntry
+from quire.shared.process.garbage import Collector
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.scripted_peers import MODEL, layout
 
 OWNER = 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.worker.lora import peft_folder
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.lora import peft_folder
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.attach.test_service import PROMPT, Make, Start, finish, scheduler, start
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.plans import New, PaperScheduler

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from services.worker.attach.attachment import Attachment
-from services.worker.kv.held_blocks import HeldReport
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process.lifecycle import Shutdown
+from quire.services.worker.attach.attachment import Attachment
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process.lifecycle import Shutdown
 
 PATIENCE_S = 60.0
 WELCOME = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="0", heartbeat_interval_ms=60_000)

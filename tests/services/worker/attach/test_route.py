@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.worker.attach.route import PATIENCE, Route
+from quire.services.worker.attach.route import PATIENCE, Route
 
 
 def test_it_waits_for_its_scheduler_before_it_tries_others() -> None:

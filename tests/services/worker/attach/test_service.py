@@ -18,22 +18,22 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.worker import service
-from services.worker.attach import session as session_module
-from services.worker.attach.attachment import Attachment
-from services.worker.main import serve
-from services.worker.replica import Replica
-from shared import columns, logs
-from shared.errors import FailedPrecondition, InvalidArgument
-from shared.kv import block_hash
-from shared.kv.block_hash import chain, root_hash, split
-from shared.models import model_identity
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.process import liveness
-from shared.process.lifecycle import Shutdown
-from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
-from shared.settings import WorkerSettings
+from quire.services.worker import service
+from quire.services.worker.attach import session as session_module
+from quire.services.worker.attach.attachment import Attachment
+from quire.services.worker.main import serve
+from quire.services.worker.replica import Replica
+from quire.shared import columns, logs
+from quire.shared.errors import FailedPrecondition, InvalidArgument
+from quire.shared.kv import block_hash
+from quire.shared.kv.block_hash import chain, root_hash, split
+from quire.shared.models import model_identity
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import liveness
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
+from quire.shared.settings import WorkerSettings
 from tests.admin import admin_of, calling
 from tests.chaos.proxy import Proxy
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint

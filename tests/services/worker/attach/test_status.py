@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quire.cli.status import as_dict, table
-from services.worker.attach.status import WorkerStatus
-from services.worker.models.loading.progress import Progress
-from shared.pb.admin.v1 import admin_pb2
-from shared.process.lifecycle import Shutdown
+from quire.services.worker.attach.status import WorkerStatus
+from quire.services.worker.models.loading.progress import Progress
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.process.lifecycle import Shutdown
 
 GIB = 1 << 30
 

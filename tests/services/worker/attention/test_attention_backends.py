@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.attention import backends
-from services.worker.attention.by_phase import ByPhase
-from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
-from shared.errors import InvalidArgument
+from quire.services.worker.attention import backends
+from quire.services.worker.attention.by_phase import ByPhase
+from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
+from quire.shared.errors import InvalidArgument
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.paged import Case, Rows
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from services.worker.attention import backends
-from services.worker.attention.port import AttentionSpec
-from services.worker.attention.triton import TritonAttention
-from services.worker.graphs.chunk_graphs import ChunkShape
-from services.worker.replica import Replica
+from quire import kernels
+from quire.services.worker.attention import backends
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.attention.triton import TritonAttention
+from quire.services.worker.graphs.chunk_graphs import ChunkShape
+from quire.services.worker.replica import Replica
 from tests.interpreter import ON_GPU
 from tests.services.worker.graphs.test_chunk_graphs import use_chunk_graphs
 from tests.spec_decode.methods import TREES
@@ -53,7 +53,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     load = backends._load
     monkeypatch.setattr(backends, "_load", lambda name: Interpreted() if name == "triton" else load(name))
     monkeypatch.setattr(Interpreted, "num_masked", 0)
-    monkeypatch.setattr("kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
+    monkeypatch.setattr("quire.kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
     torch.set_num_threads(1)
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
-from services.worker.kv.held_blocks import HeldReport
-from services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from services.worker.replica import Occupancy
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import Internal, InvalidArgument
-from shared.metrics.worker import StepCost
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica import Occupancy
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared.errors import Internal, InvalidArgument
+from quire.shared.metrics.worker import StepCost
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 60.0
 REPORT = HeldReport([3], b"h" * 32)

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
-from services.worker.graphs.cuda_graph import Repeater, Work
-from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.limits import WorkerLimits
-from services.worker.replica import Replica
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NO_BLOCKS, NewBlocks
-from services.worker.step.step_inputs import StepInputs
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
+from quire.services.worker.graphs.cuda_graph import Repeater, Work
+from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.replica import Replica
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import NO_BLOCKS, NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
 from tests.services.worker.models.test_logits import MAX_ERROR, prompt

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.attention import reference
-from services.worker.attention.port import AttentionMetadata
-from services.worker.device.device import Device
-from services.worker.device.staging import Array, SharedMemory
-from services.worker.graphs import shared_prefixes
-from services.worker.graphs.cuda_graph import Repeater
-from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.graphs.recorded_steps import RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.sampling.choice import PlainChoice
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.worker.attention import reference
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.device.device import Device
+from quire.services.worker.device.staging import Array, SharedMemory
+from quire.services.worker.graphs import shared_prefixes
+from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from quire.services.worker.graphs.recorded_steps import RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New, ids_of
 from tests.services.worker.rig import Rig
@@ -87,7 +87,7 @@ def plain_rig(made: Checkpoint, **settings: Any) -> Rig:
 
 def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tuple[Rig, CheckedAttention]:
     attention = CheckedAttention()
-    with mock.patch("services.worker.building.site.choose_attention", return_value=attention):
+    with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
     runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     runner._device = PretendAsynchronous("cpu", "pretending")

@@ -9,19 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kernels
-from kernels import reference, triton
-from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
-from services.worker.graphs.cuda_graph import Repeater
-from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.replica import Replica
-from services.worker.runner.profiling import run_largest_steps
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.slots import NewBlocks
-from services.worker.step.step_inputs import StepInputs
+from quire import kernels
+from quire.kernels import reference, triton
+from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
+from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs
+from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.replica import Replica
+from quire.services.worker.runner.profiling import run_largest_steps
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.step_inputs import StepInputs
 from tests.interpreter import ON_GPU
 from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE, Knowing, check_drafts, recurrences
 from tests.kv_groups.test_states import SIZES, check

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.worker.graphs import shared_prefixes
-from services.worker.graphs.shared_prefixes import Group, cut, find_groups, num_tiles
+from quire.services.worker.graphs import shared_prefixes
+from quire.services.worker.graphs.shared_prefixes import Group, cut, find_groups, num_tiles
 
 BLOCK_SIZE = 16
 

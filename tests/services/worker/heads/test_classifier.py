@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.models.registry import read_model_config
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_MEAN, POOLER_STEP, PoolingParams
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_MEAN, POOLER_STEP, PoolingParams
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import SHAPE, Checkpoint
 from tests.services.worker.heads.test_pooling import pooled

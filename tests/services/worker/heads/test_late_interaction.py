@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.worker.heads import max_sim
-from services.worker.heads.max_sim import Texts
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_LAST, PoolingParams
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.heads import max_sim
+from quire.services.worker.heads.max_sim import Texts
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_LAST, PoolingParams
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.heads.test_pooling import pooled
 from tests.services.worker.models.test_logits import prompt

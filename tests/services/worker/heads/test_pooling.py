@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from services.worker.step.plan_violation import PlanViolation
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.common.v1.pooling_pb2 import (
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
+from quire.shared.pb.common.v1.pooling_pb2 import (
     POOLER_ALL,
     POOLER_CLS,
     POOLER_LAST,
@@ -288,7 +288,7 @@ def test_no_step_is_found(checkpoint: Make, params: PoolingParams, named: str) -
 
 
 def test_more_than_may_be_told_of_a_sequence_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.heads.pooling.MOST_POOLED_ELEMENTS", 100)
+    monkeypatch.setattr("quire.services.worker.heads.pooling.MOST_POOLED_ELEMENTS", 100)
     rig = Rig(checkpoint("llama").folder)
     asked = [PoolingParams(pooler=POOLER_ALL), PoolingParams(pooler=POOLER_ALL, dimensions=20)]
     rig.step([New(slot, [1, 2, 3], pooling=one) for slot, one in enumerate(asked)], {0: 3, 1: 3})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New

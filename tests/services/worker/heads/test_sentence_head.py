@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.worker.heads.sentence_head import Dense
-from shared.errors import InvalidArgument
-from shared.models.sentence_transformers import DenseModule
+from quire.services.worker.heads.sentence_head import Dense
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.sentence_transformers import DenseModule
 
 IN, OUT = 64, 32
 CPU = torch.device("cpu")

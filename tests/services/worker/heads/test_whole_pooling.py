@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from services.worker.heads.sentence_head import SentenceHead
-from services.worker.heads.whole_pooling import WholePoolingHead
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.step_inputs import StepInputs
-from shared.errors import InvalidArgument
-from shared.models.sentence_transformers import SentenceModel
-from shared.pb.common.v1.pooling_pb2 import POOLER_LAST, PoolingParams
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.heads.sentence_head import SentenceHead
+from quire.services.worker.heads.whole_pooling import WholePoolingHead
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.sentence_transformers import SentenceModel
+from quire.shared.pb.common.v1.pooling_pb2 import POOLER_LAST, PoolingParams
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.shared.models.test_sentence_transformers import DENSE, MEAN, NORMALIZE, TRANSFORMER, write
 
 SIZE, LENGTHS = 8, (5, 1, 3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.worker.limits import WorkerLimits
-from services.worker.spec_decode.draft_models.paged import FilledBlocks
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, SlotTable
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, SlotTable
 
 LIMITS = WorkerLimits(block_size=8, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=40, num_blocks=20)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.kv.held_blocks import HeldBlocks
-from shared.columns import i32_bytes
-from shared.kv.block_hash import chain, root_hash, split
+from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.shared.columns import i32_bytes
+from quire.shared.kv.block_hash import chain, root_hash, split
 
 ROOT = root_hash(salt="someone")
 

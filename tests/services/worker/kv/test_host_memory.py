@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.kv import kv_cache
-from services.worker.kv.held_blocks import HeldBlocks
-from services.worker.kv.host_memory import BlockMove, HostMemory, count_places
-from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
-from services.worker.step.plan_violation import PlanViolation
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.kv.block_hash import block_hash, split
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.services.worker.kv.host_memory import BlockMove, HostMemory, count_places
+from quire.services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.block_hash import block_hash, split
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 SHAPE = BlockShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
 LATENT = BlockShape(num_layers=3, block_size=4, num_kv_heads=1, head_dim=20, dtype=torch.bfloat16, num_parts=1)
@@ -65,7 +65,7 @@ def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> Non
 
 @pytest.mark.gpu
 def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.kv.host_memory.STAGED_BYTES", 1)
+    monkeypatch.setattr("quire.services.worker.kv.host_memory.STAGED_BYTES", 1)
     test_blocks_come_back_to_other_places("cuda", SHAPE)
 
 

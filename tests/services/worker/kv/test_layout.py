@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.attention.port import AttentionMetadata
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.kv.layout import KVLayout
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.forward_batch import ForwardBatch
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import FULL, KVSpec, LayerSpec, State, Window
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import FULL, KVSpec, LayerSpec, State, Window
 
 LAYERS: list[LayerSpec] = [(FULL, State(64)), FULL, (FULL, State(64)), FULL]  # groups: full, full, state
 SHAPE = BlockShape(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.reference.attention.kv_dtype import FP8
-from services.worker.kv.kv_cache import LayerCache, move_tokens
+from quire.kernels.reference.attention.kv_dtype import FP8
+from quire.services.worker.kv.kv_cache import LayerCache, move_tokens
 
 BLOCKS, BLOCK_SIZE = 5, 4
 SOURCES, TARGETS = np.array([6, 7, 13], dtype=np.int32), np.array([5, 6, 12], dtype=np.int32)  # one is both

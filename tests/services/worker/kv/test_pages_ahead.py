@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from kernels import cpu
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.kv.pages_ahead import PagesAhead
+from quire.kernels import cpu
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.kv.pages_ahead import PagesAhead
 
 SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16)
 BLOCK_BYTES = SHAPE.num_bytes // 4  # of one layer's keys

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver
-from services.worker.kv_transfer.peer_pages import PeerPages
+from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver
+from quire.services.worker.kv_transfer.peer_pages import PeerPages
 
 BEFORE = 64  # bytes of an allocation before its pages
 

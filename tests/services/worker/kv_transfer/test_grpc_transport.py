@@ -17,22 +17,22 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.worker.kv_transfer import grpc_transport, page_service
-from services.worker.kv_transfer.checksums import checksums
-from services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
-from services.worker.kv_transfer.page_service import PageService
-from services.worker.kv_transfer.transport import WantedPages, WrongPages
-from shared import columns
-from shared.columns import U32
-from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
-from shared.kv.kv_source import KVSource
-from shared.metrics.worker import WorkerMetrics
-from shared.pb.worker.v1 import kv_transfer_pb2 as pb
-from shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from shared.rpc import channel
-from shared.rpc.server import Server
-from shared.rpc.trust import Dialler, ServiceDoor
-from shared.security.secret_file import SecretFile
+from quire.services.worker.kv_transfer import grpc_transport, page_service
+from quire.services.worker.kv_transfer.checksums import checksums
+from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
+from quire.services.worker.kv_transfer.page_service import PageService
+from quire.services.worker.kv_transfer.transport import WantedPages, WrongPages
+from quire.shared import columns
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition, Unauthenticated, Unavailable
+from quire.shared.kv.kv_source import KVSource
+from quire.shared.metrics.worker import WorkerMetrics
+from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.rpc import channel
+from quire.shared.rpc.server import Server
+from quire.shared.rpc.trust import Dialler, ServiceDoor
+from quire.shared.security.secret_file import SecretFile
 
 EPOCH = 7
 LAYOUT = b"l" * 32

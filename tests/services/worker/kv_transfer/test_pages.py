@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.kv_transfer.layout import layout_of
-from services.worker.kv_transfer.pages import Pages
-from services.worker.models.loading import weight_samples
-from shared.columns import i32_bytes
-from shared.errors import FailedPrecondition
-from shared.kv.block_hash import chain, root_hash
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.kv_transfer.layout import layout_of
+from quire.services.worker.kv_transfer.pages import Pages
+from quire.services.worker.models.loading import weight_samples
+from quire.shared.columns import i32_bytes
+from quire.shared.errors import FailedPrecondition
+from quire.shared.kv.block_hash import chain, root_hash
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.device import peer_driver
-from services.worker.device.peer_driver import PeerMemoryError
-from services.worker.kv_transfer import grpc_transport, page_service, peer_pages
-from services.worker.kv_transfer.grpc_transport import GrpcTransport
-from services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
-from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
-from shared.columns import U32
-from shared.errors import FailedPrecondition, Unavailable
-from shared.pb.worker.v1 import kv_transfer_pb2 as pb
-from shared.pb.worker.v1 import kv_transfer_pb2_grpc
-from shared.rpc.trust import Dialler
+from quire.services.worker.device import peer_driver
+from quire.services.worker.device.peer_driver import PeerMemoryError
+from quire.services.worker.kv_transfer import grpc_transport, page_service, peer_pages
+from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, runs
+from quire.services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from quire.shared.columns import U32
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.rpc.trust import Dialler
 from tests.services.worker.kv_transfer.peer_memory import Library, pages_of
 from tests.services.worker.kv_transfer.test_grpc_transport import (
     EPOCH,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.kv_transfer.pages import Pages
-from services.worker.kv_transfer.peer_pages import PeerBlocks
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.kv_transfer.pages import Pages
+from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
 
 pytestmark = pytest.mark.gpu
 

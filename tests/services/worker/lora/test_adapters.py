@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.building.build import build_replica
-from services.worker.lora import peft_folder
-from services.worker.lora.open_adapters import left_out
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.open_adapters import left_out
+from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.building.build import build_replica
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.building.build import build_replica
-from services.worker.lora import peft_folder
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.lora import peft_folder
+from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
-from services.worker.graphs.cuda_graph import Recording, Repeater, Work
-from services.worker.graphs.decode_graphs import DecodeGraphs
-from services.worker.graphs.recorded_steps import RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.lora import peft_folder
-from services.worker.lora.step_rows import StepRows
-from services.worker.sampling.choice import PlainChoice
-from services.worker.step.forward_batch import ForwardBatch
-from shared.models.adapter_contents import AdapterId
+from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
+from quire.services.worker.graphs.cuda_graph import Recording, Repeater, Work
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs
+from quire.services.worker.graphs.recorded_steps import RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.step_rows import StepRows
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both
 from tests.services.worker.lora import peft_folders

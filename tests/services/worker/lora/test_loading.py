@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.lora import peft_folder
-from services.worker.lora.folders import AdapterFolders
-from services.worker.lora.peft_folder import LowRank, PeftFolder
-from services.worker.lora.reader import AdapterReader, Found
-from shared.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
-from shared.models.adapter_contents import AdapterId
+from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.folders import AdapterFolders
+from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.reader import AdapterReader, Found
+from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
+from quire.shared.models.adapter_contents import AdapterId
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.lora import peft_folders

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.lora import peft_folder
-from shared.models.adapter_contents import AdapterId
+from quire.services.worker.lora import peft_folder
+from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import Make, error, prompt

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.building.build import build_replica
-from services.worker.kv import kv_memory
-from services.worker.lora import peft_folder
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.kv import kv_memory
+from quire.services.worker.lora import peft_folder
+from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint

@@ -22,35 +22,35 @@ from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-import kernels
-from kernels import triton as triton_package
-from kernels.triton.precompile.jobs import jobs
-from kernels.triton.precompile.processes import AbsentGpu
+from quire import kernels
 from quire.bench.workload import shapes
-from services.worker import limits
-from services.worker.attention.spec import attention_spec
-from services.worker.attention.triton import TritonAttention
-from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
-from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.graphs.recorded_steps import RecordedModel
-from services.worker.graphs.row_facts import RowWatch
-from services.worker.graphs.step_edges import SlotMemory, TritonEdges
-from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import block_shape
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.lora.adapters import NumberedAdapters
-from services.worker.lora.linear_adapters import AdapterRoom
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.registry import find_model, read_model_config
-from services.worker.models.single_row import SingleRowProgram, model_reject_reason
-from services.worker.sampling.choice import PlainChoice
-from services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import SlotTable
-from services.worker.warmup.build_kernels import model_shape
-from shared.models.model_identity import read_config
-from shared.settings import WorkerSettings
+from quire.kernels import triton as triton_package
+from quire.kernels.triton.precompile.jobs import jobs
+from quire.kernels.triton.precompile.processes import AbsentGpu
+from quire.services.worker import limits
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.attention.triton import TritonAttention
+from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
+from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from quire.services.worker.graphs.recorded_steps import RecordedModel
+from quire.services.worker.graphs.row_facts import RowWatch
+from quire.services.worker.graphs.step_edges import SlotMemory, TritonEdges
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.registry import find_model, read_model_config
+from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
+from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slots import SlotTable
+from quire.services.worker.warmup.build_kernels import model_shape
+from quire.shared.models.model_identity import read_config
+from quire.shared.settings import WorkerSettings
 
 META = torch.device("meta")
 HOPPER = 90

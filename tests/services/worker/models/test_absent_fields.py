@@ -11,12 +11,12 @@ import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.encoders.encoder_config import EncoderConfig
-from services.worker.models.of_transformers.transformers_config import TransformersConfig
-from services.worker.models.registry import check_config
-from shared.errors import InvalidArgument
-from shared.models.text_part import text_part
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.encoders.encoder_config import EncoderConfig
+from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
+from quire.services.worker.models.registry import check_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.text_part import text_part
 from tests.services.worker.checkpoints import FAMILIES, SHAPE
 from tests.services.worker.models.test_text_parts import MODELS
 

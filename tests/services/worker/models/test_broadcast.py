@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from quire.services.worker.models.loading.broadcast.gloo_member import GlooMember
+from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
+from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.weights_group import _member, _store
-from services.worker.models.loading.broadcast.gloo_member import GlooMember
-from services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
-from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 60.0
 LONGER_THAN_A_TEST_S = 500.0  # so that no test passes because its time is up

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.worker.models.loading import copies as copying
-from services.worker.models.loading.copies import MOST_WAITING, Copies, threads_for
-from services.worker.models.loading.stored import stored_tensors
-from shared.errors import InvalidArgument
+from quire.services.worker.models.loading import copies as copying
+from quire.services.worker.models.loading.copies import MOST_WAITING, Copies, threads_for
+from quire.services.worker.models.loading.stored import stored_tensors
+from quire.shared.errors import InvalidArgument
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -14,13 +14,20 @@ import pytest
 import torch
 import transformers
 
-from services.worker.models import registry
-from services.worker.models.registry import check_config, find_encoder
-from services.worker.step.plan_violation import PlanViolation
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.models import encoder_names
-from shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_CLS, POOLER_LAST, POOLER_MEAN, POOLER_STEP, PoolingParams
+from quire.services.worker.models import registry
+from quire.services.worker.models.registry import check_config, find_encoder
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import encoder_names
+from quire.shared.pb.common.v1.pooling_pb2 import (
+    POOLER_ALL,
+    POOLER_CLS,
+    POOLER_LAST,
+    POOLER_MEAN,
+    POOLER_STEP,
+    PoolingParams,
+)
 from tests.services.worker.encoders import ENCODERS, VOCAB_SIZE, make
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.registry import check_config
-from shared.errors import InvalidArgument
-from shared.models import model_identity
-from shared.models.model_identity import identity, read_config
+from quire.services.worker.models.registry import check_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.models import model_identity
+from quire.shared.models.model_identity import identity, read_config
 from tests.services.worker.checkpoints import FAMILIES
 from tests.services.worker.models.test_absent_fields import family_config
 

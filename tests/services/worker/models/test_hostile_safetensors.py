@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.loading.loader import named_tensors
-from shared.errors import InvalidArgument
+from quire.services.worker.models.loading.loader import named_tensors
+from quire.shared.errors import InvalidArgument
 
 
 def with_header(header: bytes, num_bytes: int | None = None, body: bytes = b"0000") -> bytes:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.loading import loader
-from shared.errors import InvalidArgument
+from quire.services.worker.models.loading import loader
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.checkpoints import make
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import kernels
-from services.worker.attention.triton import TritonAttention
+from quire import kernels
+from quire.services.worker.attention.triton import TritonAttention
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
@@ -22,15 +22,17 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         TritonAttention, "reject_reason", lambda self, spec: accepts(self, dataclasses.replace(spec, device="cuda"))
     )
-    monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
-    monkeypatch.setattr("kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 4)
+    monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
+    monkeypatch.setattr("quire.kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 4)
     names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
     load = kernels.load
 
     def loading(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:
-        plain, ours = load(device, ("kernels.reference",)), load(device, kernels.PACKAGES["cuda"])
+        plain, ours = load(device, ("quire.kernels.reference",)), load(device, kernels.PACKAGES["cuda"])
         chosen: dict[str, Any] = {name: getattr(ours, name) for name in names}
-        return dataclasses.replace(plain, **chosen, sources={**plain.sources, **dict.fromkeys(names, "kernels.triton")})
+        return dataclasses.replace(
+            plain, **chosen, sources={**plain.sources, **dict.fromkeys(names, "quire.kernels.triton")}
+        )
 
     monkeypatch.setattr(kernels, "load", loading)
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from services.worker.layers.placement import LayerPlacement
-from services.worker.models.config.rope_config import NO_ROPE
-from services.worker.models.families.llama4 import Llama4Config, Llama4Experts, Temperature
-from services.worker.models.loading.loader import fill_dummy
-from services.worker.models.registry import read_model_config
-from shared.errors import InvalidArgument
-from shared.models.model_identity import read_config
+from quire import kernels
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.families.llama4 import Llama4Config, Llama4Experts, Temperature
+from quire.services.worker.models.loading.loader import fill_dummy
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, MAX_ERROR_BFLOAT16, error, errors, prompt

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from services.worker.building.build import build_replica
-from services.worker.models.loading.progress import Progress
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.models.loading.progress import Progress
+from quire.shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New

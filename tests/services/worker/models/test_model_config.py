@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.config.rope_config import RopeConfig, read_rope
-from services.worker.models.registry import read_model_config
-from shared.errors import InvalidArgument
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.config.rope_config import RopeConfig, read_rope
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import InvalidArgument
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

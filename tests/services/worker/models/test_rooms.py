@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from services.worker.attention.reference import ReferenceAttention
-from services.worker.layers.placement import LayerPlacement, memory_of
-from services.worker.layers.rooms import is_empty
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loading.loader import fill_dummy, load_tensors
-from services.worker.models.loading.weights import _tensors as tensors_of
-from services.worker.models.registry import find_model, read_model_config
-from shared.models.model_identity import read_config
+from quire import kernels
+from quire.services.worker.attention.reference import ReferenceAttention
+from quire.services.worker.layers.placement import LayerPlacement, memory_of
+from quire.services.worker.layers.rooms import is_empty
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.loading.loader import fill_dummy, load_tensors
+from quire.services.worker.models.loading.weights import _tensors as tensors_of
+from quire.services.worker.models.registry import find_model, read_model_config
+from quire.shared.models.model_identity import read_config
 from tests.services.worker.checkpoints import Checkpoint
 
 Make = Callable[[str], Checkpoint]

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from quire import weights_memory as showing
-from services.worker.models.loading import shared_content
-from services.worker.models.loading.weight_spool import FILE, Spooling, WeightSpool
-from shared import weights_memory
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError, ResourceExhausted
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, TensorHead, TensorHeads, WeightsPiece
+from quire.services.worker.models.loading import shared_content
+from quire.services.worker.models.loading.weight_spool import FILE, Spooling, WeightSpool
+from quire.shared import weights_memory
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, ResourceExhausted
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import SharedContent, SharedRun, TensorHead, TensorHeads, WeightsPiece
 
 BEGIN = admin_pb2.UpdateWeightsRequest()
 NAME = weights_memory.PREFIX + "0" * 32
@@ -36,10 +36,10 @@ TENSORS = {
 
 TRAINER = """
 import pathlib, sys, torch
-import shared.weights_memory
+import quire.shared.weights_memory
 from quire import weights_memory
-shared.weights_memory.SEGMENTS = pathlib.Path(sys.argv[1])
-from shared.pb.admin.v1 import admin_pb2
+quire.shared.weights_memory.SEGMENTS = pathlib.Path(sys.argv[1])
+from quire.shared.pb.admin.v1 import admin_pb2
 with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.arange(6.0))]) as messages:
     for message in messages:
         print(message.piece.SerializeToString().hex(), flush=True)

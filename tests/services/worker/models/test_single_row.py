@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import kernels
-import kernels.triton
-from kernels.triton.moe.expert_layers import prepare_experts
-from kernels.triton.single_row.row_experts import RowExpertsTile
-from kernels.triton.single_row.row_linear import RowTile
-from services.worker.layers.sharding import Shard
-from services.worker.models import single_row
+from quire import kernels
+from quire.kernels.triton.moe.expert_layers import prepare_experts
+from quire.kernels.triton.single_row.row_experts import RowExpertsTile
+from quire.kernels.triton.single_row.row_linear import RowTile
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.models import single_row
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error
@@ -30,10 +29,10 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_atte
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
 @torch.inference_mode()
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
-    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
-    monkeypatch.setattr("kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
-    monkeypatch.setattr("kernels.triton.single_row.row_experts.ROW", RowExpertsTile(up=64, down=64))
+    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
+    monkeypatch.setattr("quire.kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
+    monkeypatch.setattr("quire.kernels.triton.single_row.row_experts.ROW", RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(
         made.folder,
@@ -56,12 +55,14 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @torch.inference_mode()
 def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all linear layers, and of some parts of fused ones; then none again."""
-    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
+    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
     if not torch.cuda.is_available():  # programs run one after the other
-        monkeypatch.setattr("kernels.triton.single_row.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4))
-    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+        monkeypatch.setattr(
+            "quire.kernels.triton.single_row.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4)
+        )
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
     for name in ("prepare_low_rank", "put_low_rank", "add_low_rank", "embed_low_rank"):
-        monkeypatch.setattr(f"kernels.reference.{name}", getattr(kernels.triton, name))
+        monkeypatch.setattr(f"quire.kernels.reference.{name}", getattr(kernels.triton, name))
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES | {"num_hidden_layers": 1})
     whole = peft_folders.save(made, tmp_path / "whole", seed=1, more=[peft_folders.embedding, peft_folders.head])
     some = peft_folders.save(
@@ -94,7 +95,7 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_models_that_it_cannot_run_are_refused() -> None:
     class Place:
-        ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
+        ops = SimpleNamespace(sources={"rms_norm": "quire.kernels.triton"})
         quantization, checkpoint = "none", None
         batch_invariant = False
         shard = Shard()
@@ -120,18 +121,18 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     assert "3000" in str(single_row.reject_reason(Config(), Place()))
     Config.head_dim = 96
     assert "96" in str(single_row.reject_reason(Config(), Place()))
-    Place.ops.sources = {"rms_norm": "kernels.reference"}
-    assert "kernels.triton" in str(single_row.reject_reason(Config(), Place()))
+    Place.ops.sources = {"rms_norm": "quire.kernels.reference"}
+    assert "quire.kernels.triton" in str(single_row.reject_reason(Config(), Place()))
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""
-    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
+    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)
     whole = Rig(made.folder)
-    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
     with ranked(made.folder) as rig:
         model = rig.replica._runner._model
         chain = single_row.SingleRowProgram(model, model.head._shard, pdl=False)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.worker.models.causal_lm import CausalLM
-from services.worker.models.families.llama import LlamaForCausalLM
-from services.worker.models.taped import TapedModel
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.taped import TapedModel
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from services.worker.models.registry import check_config
-from shared.models.model_identity import identity, read_config
+from quire.services.worker.models.registry import check_config
+from quire.shared.models.model_identity import identity, read_config
 from tests.services.worker.checkpoints import GEMMA3, LLAMA4, SHAPE, VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

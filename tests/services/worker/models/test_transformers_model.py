@@ -14,8 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from services.worker.models.registry import ARCHITECTURES, read_model_config
-from shared.errors import InvalidArgument
+from quire.services.worker.models.registry import ARCHITECTURES, read_model_config
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.checkpoints import SHAPE, Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.models.loading.weight_folders import WeightFolders
-from shared.errors import FailedPrecondition, InvalidArgument
+from quire.services.worker.models.loading.weight_folders import WeightFolders
+from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 def test_what_leads_out_is_refused_in_the_same_words_whether_it_is_there_or_not(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from quire import bundled
-from services.worker.models.loading import weight_samples
-from shared.settings import WorkerSettings
+from quire.services.worker.models.loading import weight_samples
+from quire.shared.settings import WorkerSettings
 from tests import gguf_files
 
 SMALL = "model.layers.0.input_layernorm.weight"

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from quire import weights_stream
-from services.worker.models.loading.weight_spool import FILE, WeightSpool
-from shared.errors import InvalidArgument, ResourceExhausted
-from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
+from quire.services.worker.models.loading.weight_spool import FILE, WeightSpool
+from quire.shared.errors import InvalidArgument, ResourceExhausted
+from quire.shared.pb.admin.v1 import admin_pb2
+from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHead, TensorHeads, WeightsPiece
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.models.loading.weights import NewWeights
-from shared.errors import FailedPrecondition
+from quire.services.worker.models.loading.weights import NewWeights
+from quire.shared.errors import FailedPrecondition
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.plans import New

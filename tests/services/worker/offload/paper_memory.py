@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.offload.disk_moves import DiskMove
-from services.worker.offload.disk_store import DiskStore
-from shared.kv.block_hash import page_name
+from quire.services.worker.offload.disk_moves import DiskMove
+from quire.services.worker.offload.disk_store import DiskStore
+from quire.shared.kv.block_hash import page_name
 
 PATIENCE_S = 60.0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.offload import block_file
-from services.worker.offload.block_file import HEADER_BYTES, WrongBlock
-from shared.kv.block_hash import page_name
+from quire.services.worker.offload import block_file
+from quire.services.worker.offload.block_file import HEADER_BYTES, WrongBlock
+from quire.shared.kv.block_hash import page_name
 
 IDENTITY, NAME = b"i" * 32, b"n" * 32
 CONTENT = bytes(range(256)) * 8

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from services.worker.offload.disk_moves import DiskMove
-from services.worker.offload.disk_store import NUM_THREADS, DiskStore
-from services.worker.offload.folder import BlockFolder, OwnFolder
-from services.worker.step.plan_violation import PlanViolation
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.offload.disk_moves import DiskMove
+from quire.services.worker.offload.disk_store import NUM_THREADS, DiskStore
+from quire.services.worker.offload.folder import BlockFolder, OwnFolder
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.offload.paper_memory import PATIENCE_S, PaperMemory, Told, move, name
 
 OURS, OTHERS = b"a" * 32, b"b" * 32

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.kv import kv_cache
-from services.worker.kv.host_memory import BlockMove, HostMemory
-from services.worker.kv.kv_memory import BlockShape
-from services.worker.offload import host_region
-from services.worker.offload.folder import OwnFolder
-from services.worker.offload.host_region import FILE, PAGE, HostRegion
-from shared.errors import InvalidArgument
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.kv.host_memory import BlockMove, HostMemory
+from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.offload import host_region
+from quire.services.worker.offload.folder import OwnFolder
+from quire.services.worker.offload.host_region import FILE, PAGE, HostRegion
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.offload.paper_memory import name
 
 OURS, OTHERS = b"a" * 32, b"b" * 32

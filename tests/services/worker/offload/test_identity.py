@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.offload import identity
-from services.worker.offload.identity import identity_of, weights_digest
+from quire.services.worker.offload import identity
+from quire.services.worker.offload.identity import identity_of, weights_digest
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from services.worker.layers.feed_forward.dispatch import Dispatch
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.start import build_part
-from shared.settings import WorkerSettings
+from quire.services.worker.layers.feed_forward.dispatch import Dispatch
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.start import build_part
+from quire.shared.settings import WorkerSettings
 
 LEAST_ROWS = 8  # of a step that none records
 

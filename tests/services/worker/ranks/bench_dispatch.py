@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.layers.feed_forward.dispatch import crossing_counts, wanted_by
-from services.worker.layers.feed_forward.expert_places import ExpertPlaces
-from services.worker.layers.sharding import Shard
+from quire.services.worker.layers.feed_forward.dispatch import crossing_counts, wanted_by
+from quire.services.worker.layers.feed_forward.expert_places import ExpertPlaces
+from quire.services.worker.layers.sharding import Shard
 
 RANKS = (2, 4, 8, 16, 32, 64)
 ELEMENT_BYTES = 2

@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.copied_sums import CopiedSums, RowPieces
-from services.worker.ranks.local import LOOPBACK, _meeting_place
-from services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
-from services.worker.ranks.seat import Seat, leave
-from services.worker.ranks.together import Together
+from quire.services.worker.ranks.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
+from quire.services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
+from quire.services.worker.ranks.seat import Seat, leave
+from quire.services.worker.ranks.together import Together
 
 SIZES = [1 << power for power in range(13, 28)]  # 8 KiB to 128 MiB
 FEW = 256 << 10  # two shots are not asked for less
@@ -67,7 +67,7 @@ def _ways(together: Together, exchanges: dict[str, object], part: Tensor) -> Ite
     if together.joins_chains and part.nbytes <= MOST_BYTES:
         yield "one shot", lambda: together.add_up(part)
     for name, exchange in exchanges.items() if part.nbytes >= FEW else ():
-        from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+        from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
 
         yield name, functools.partial(two_shot_sum_of_ranks, part, exchange)
 
@@ -91,7 +91,7 @@ def products(seat: Seat, told: Connection, kind: str, programs: tuple[int, ...])
 def _sums_of(
     together: Together, exchanges: dict[str, object], rows: Tensor, make: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Work]]:
-    from kernels.triton.two_shot_sums import two_shot_sum_of_ranks
+    from quire.kernels.triton.two_shot_sums import two_shot_sum_of_ranks
 
     yield "NCCL", lambda: distributed.all_reduce(make(rows))
     for name, exchange in exchanges.items():

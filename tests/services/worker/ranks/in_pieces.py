@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks import together
-from services.worker.ranks.copied_sums import CopiedSums, RowPieces
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.peer_memory import RankStore, open_copied_sums
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.start import build_part
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks import together
+from quire.services.worker.ranks.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.peer_memory import RankStore, open_copied_sums
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.start import build_part
+from quire.shared.settings import WorkerSettings
 
 FEW = RowPieces(least_rows=4, most=3)
 added: list[int] = []  # rows of each piece of this process

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from services.worker.ranks import start
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import Seat
-from services.worker.replica import Replica
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks import start
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica import Replica
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_drafts_of_states import Knowing
 
 

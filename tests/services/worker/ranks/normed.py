@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed
 
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.start import build_part
-from services.worker.ranks.together import Together
-from shared.settings import WorkerSettings
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.start import build_part
+from quire.services.worker.ranks.together import Together
+from quire.shared.settings import WorkerSettings
 
 KEPT = (0, 1, 1)  # layers whose input build_keeping() keeps
 MOST_ROWS = 16  # of which that is done; others are added up first

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from services.scheduler.core.transfers.limits import TierLimits
-from services.worker.flight import StepInFlight
-from services.worker.ranks import seat, start
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.seat import Seat
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.ranks import seat, start
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 from tests.spec_decode.pair import Pair, build, settings_of
 
 

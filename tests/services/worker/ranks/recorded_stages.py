@@ -13,22 +13,22 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from services.worker.building.site import Site
-from services.worker.flight import StepInFlight
-from services.worker.graphs.build_graphs import GraphMaker, Tools
-from services.worker.graphs.cuda_graph import Repeater
-from services.worker.graphs.step_edges import PlainEdges
-from services.worker.layers.context import ALL_TOKENS, Context
-from services.worker.layers.placement import LayerPlacement
-from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.layers.stages import Stage
-from services.worker.models.causal_lm import CausalLM
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import Seat
-from services.worker.ranks.start import build_part
-from services.worker.replica import Replica
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.worker.building.site import Site
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.graphs.build_graphs import GraphMaker, Tools
+from quire.services.worker.graphs.cuda_graph import Repeater
+from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.layers.context import ALL_TOKENS, Context
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.layers.sharding import WHOLE, Shard
+from quire.services.worker.layers.stages import Stage
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.ranks.start import build_part
+from quire.services.worker.replica import Replica
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
 from tests.services.worker.rig import Rig
 
@@ -47,7 +47,7 @@ def makers() -> Iterator[list[GraphMaker]]:
         options: Any = {"samples_per_row": 1, "keeps_hidden": False, "tools": repeating_tools}
         found.append(GraphMaker(model, 0, site.place, chunks=chunks, **options))
 
-    with mock.patch("services.worker.building.steps._graph_maker", make):
+    with mock.patch("quire.services.worker.building.steps._graph_maker", make):
         yield found
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.worker.ranks import start
-from services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks import start
+from quire.services.worker.ranks.local import LocalRanks
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
 from tests.services.worker.rig import Rig

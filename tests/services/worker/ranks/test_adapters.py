@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.building.build import build_replica
-from shared.errors import InvalidArgument
+from quire.services.worker.building.build import build_replica
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import (
     all_experts,

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.worker.building.build import build_replica
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.seat import ALONE, Seat
-from services.worker.ranks.start import build_part
-from shared.columns import f32
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import pooling_pb2, sampling_pb2
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.ranks.start import build_part
+from quire.shared.columns import f32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.layers.feed_forward.dispatch import Dispatch, crossing_counts, wanted_by
-from services.worker.layers.feed_forward.expert_places import NOBODY, ExpertPlaces
-from services.worker.layers.sharding import Shard
-from services.worker.ranks.seat import Seat
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.feed_forward.dispatch import Dispatch, crossing_counts, wanted_by
+from quire.services.worker.layers.feed_forward.expert_places import NOBODY, ExpertPlaces
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.layers.feed_forward.dispatch import Dispatch
+from quire.services.worker.layers.feed_forward.dispatch import Dispatch
 from tests.services.worker.models.test_logits import error
 from tests.services.worker.ranks.test_dispatch import ALL_TO_ALL, MOVING
 from tests.services.worker.ranks.test_expert_parallel import Make

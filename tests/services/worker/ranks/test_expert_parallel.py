@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.layers.feed_forward.expert_places import NOBODY, TURNS, ExpertPlaces
-from services.worker.layers.sharding import Shard
-from services.worker.ranks.expert_balance import balanced, busiest, moves
-from services.worker.ranks.seat import Seat
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import model_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.layers.feed_forward.expert_places import NOBODY, TURNS, ExpertPlaces
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.ranks.expert_balance import balanced, busiest, moves
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from services.worker.ranks.grammars import FollowedGrammars
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 REGEX = sampling_pb2.StructuredOutput(regex="a+").SerializeToString()
 ORDER = pb.PrepareGrammar(grammar_id=b"g", grammar=REGEX)

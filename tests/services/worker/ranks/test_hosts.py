@@ -20,16 +20,16 @@ import pytest
 import torch
 import trustme
 
-from services.worker.ranks import seat, start
-from services.worker.ranks.group import RankFailure
-from services.worker.ranks.hosts import wire
-from services.worker.ranks.hosts.channel import Channel, Proofs
-from services.worker.ranks.local import LocalRanks
-from shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
-from shared.security.secret_file import SecretFile, write
-from shared.security.tls import server_context
-from shared.settings import WorkerSettings
-from shared.settings.tls import Tls
+from quire.services.worker.ranks import seat, start
+from quire.services.worker.ranks.group import RankFailure
+from quire.services.worker.ranks.hosts import wire
+from quire.services.worker.ranks.hosts.channel import Channel, Proofs
+from quire.services.worker.ranks.local import LocalRanks
+from quire.shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
+from quire.shared.security.secret_file import SecretFile, write
+from quire.shared.security.tls import server_context
+from quire.shared.settings import WorkerSettings
+from quire.shared.settings.tls import Tls
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import shaken

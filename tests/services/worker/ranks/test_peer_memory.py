@@ -7,9 +7,9 @@ import ctypes
 import pytest
 import torch
 
-from services.worker.device import peer_driver
-from services.worker.device.peer_driver import HANDLE_BYTES
-from services.worker.ranks.peer_memory import MOST_BYTES, open_mailbox
+from quire.services.worker.device import peer_driver
+from quire.services.worker.device.peer_driver import HANDLE_BYTES
+from quire.services.worker.ranks.peer_memory import MOST_BYTES, open_mailbox
 
 CPU = torch.device("cpu")
 

@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from kernels.reference.rank_sums import sum_of_ranks as reference
-from services.worker.ranks.local import LOOPBACK, _meeting_place
-from services.worker.ranks.peer_memory import CHUNK_BYTES, MOST_BYTES
-from services.worker.ranks.seat import Seat, leave
-from services.worker.ranks.together import Together
+from quire.kernels.reference.rank_sums import sum_of_ranks as reference
+from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
+from quire.services.worker.ranks.peer_memory import CHUNK_BYTES, MOST_BYTES
+from quire.services.worker.ranks.seat import Seat, leave
+from quire.services.worker.ranks.together import Together
 
 pytestmark = pytest.mark.gpu
 

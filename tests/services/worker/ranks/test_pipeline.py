@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.worker.kv.layout import KVLayout
-from services.worker.layers.stages import Stage
-from services.worker.ranks.seat import Seat
-from shared.columns import f32
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import FULL, Window
-from shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.layers.stages import Stage
+from quire.services.worker.ranks.seat import Seat
+from quire.shared.columns import f32
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import FULL, Window
+from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt

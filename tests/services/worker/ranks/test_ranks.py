@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.engine import Engine
-from services.worker.ranks.follower import EXIT_ORPHANED
-from services.worker.ranks.group import OneRank, RankFailure
-from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.seat import ALONE
-from services.worker.ranks.wire import fingerprint
-from services.worker.step.step_inputs import StepInputs
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.engine.engine import Engine
+from quire.services.worker.ranks.follower import EXIT_ORPHANED
+from quire.services.worker.ranks.group import OneRank, RankFailure
+from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.ranks.wire import fingerprint
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.engine.test_engine import Inbox, NoObserver, no_grammars
 from tests.services.worker.heads.test_pooling import ALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from services.worker.ranks.ring import HEAD, Ring
+from quire.services.worker.ranks.ring import HEAD, Ring
 
 PATIENCE_S = 60.0
 

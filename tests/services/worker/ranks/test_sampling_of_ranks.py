@@ -11,10 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.ranks.together import Together
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.ranks.together import Together
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New

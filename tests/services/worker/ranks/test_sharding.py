@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.flight import StepInFlight
-from services.worker.layers.sharding import Shard
-from services.worker.ranks import seat
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.local import LocalRanks
-from services.worker.ranks.start import build_part
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.ranks import seat
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.ranks.start import build_part
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints, recorded_logits
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.layers.quantization import layouts

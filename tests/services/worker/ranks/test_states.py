@@ -12,14 +12,14 @@ import pytest
 import torch
 import transformers
 
-from kernels.state_pages import StateShape
-from services.worker.kv import state_blocks
-from services.worker.layers.sharding import Shard
-from services.worker.limits import WorkerLimits
-from services.worker.models.config.decoder_config import DecoderConfig
-from services.worker.models.registry import read_model_config
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire.kernels.state_pages import StateShape
+from quire.services.worker.kv import state_blocks
+from quire.services.worker.layers.sharding import Shard
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_drafts_of_states import THREE, check_drafts
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.building.build import build_replica
-from services.worker.ranks.group import RankFailure
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
-from shared.settings import WorkerSettings
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.ranks.group import RankFailure
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_tiers import COUNT, check, say
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.worker.building.build import build_replica
-from services.worker.ranks.follower import RankReplica
-from services.worker.ranks.grammars import FollowedGrammars
-from services.worker.ranks.seat import Seat
-from services.worker.structured.compile_pool import CompilePool
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.ranks.follower import RankReplica
+from quire.services.worker.ranks.grammars import FollowedGrammars
+from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.structured.compile_pool import CompilePool
 from tests.services.worker.rig import Rig
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.attention import backends
-from services.worker.attention.port import AttentionSpec
-from services.worker.sampling.ranking import by_candidates, by_ranks
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError
-from shared.pb.common.v1 import pooling_pb2
-from shared.settings import WorkerSettings
+from quire.services.worker.attention import backends
+from quire.services.worker.attention.port import AttentionSpec
+from quire.services.worker.sampling.ranking import by_candidates, by_ranks
+from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from quire.shared.pb.common.v1 import pooling_pb2
+from quire.shared.settings import WorkerSettings
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.heads.test_pooling import pooled
@@ -182,7 +182,7 @@ def test_what_cannot_be_had_beside_it_is_refused(
 
 
 def test_without_compiled_kernels_it_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.cpu.unavailable", lambda: "the library is not built")
+    monkeypatch.setattr("quire.kernels.cpu.unavailable", lambda: "the library is not built")
     with pytest.raises(FailedPrecondition, match=r"batch_invariant: .* kernels are not there: the library"):
         Rig(checkpoint("llama").folder, batch_invariant=True, attention_backend="auto")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.worker.layers.sharding import Shard
+from quire.services.worker.layers.sharding import Shard
 from tests.services.worker.sampling.rank_threads import Meeting
 from tests.services.worker.sampling.test_divided_vocabulary import logits_of, samples
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from services.worker.layers.sharding import Shard
+from quire.services.worker.layers.sharding import Shard
 
 T = TypeVar("T")
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.sampling.accept import CHOICES
-from services.worker.sampling.component import Positions
-from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.sampling.vocabulary.divided import DividedVocabulary
-from services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
-from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.step.admission import SlotAdmission
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire import kernels
+from quire.services.worker.layers.sharding import WHOLE, Shard
+from quire.services.worker.sampling.accept import CHOICES
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.sampler import Sampled, Sampler
+from quire.services.worker.sampling.vocabulary.divided import DividedVocabulary
+from quire.services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
+from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
+from quire.services.worker.step.admission import SlotAdmission
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.plugins.example.quire_example.logits_processors import Multiples
 from tests.services.worker.sampling.rank_threads import Meeting
 
@@ -105,7 +105,7 @@ def sampler_of(
     batch_invariant: bool = False,
 ) -> Sampler:
     """With a slot for each that asks."""
-    ops = kernels.load("cpu", ("kernels.reference",))
+    ops = kernels.load("cpu", ("quire.kernels.reference",))
     sampler = Sampler(
         len(asked),
         vocab_size,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from services.worker.sampling.component import Positions
-from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.step.admission import SlotAdmission
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire import kernels
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.sampler import Sampled, Sampler
+from quire.services.worker.step.admission import SlotAdmission
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 VOCAB_SIZE = 12
 NUM_SLOTS = 6

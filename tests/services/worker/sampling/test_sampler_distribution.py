@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from services.worker.sampling.component import Positions
-from services.worker.sampling.sampler import Sampler
-from services.worker.step.admission import SlotAdmission
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire import kernels
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.step.admission import SlotAdmission
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE
 
 DRAWS = 3000

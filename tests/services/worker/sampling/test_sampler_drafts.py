@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import cpu
-from kernels.reference.sampling.sampling import filtered
-from services.worker.sampling.accept import choose_by_rejection
-from services.worker.sampling.component import Positions
-from services.worker.spec_decode.drafts import DraftRows, Drafts
+from quire.kernels import cpu
+from quire.kernels.reference.sampling.sampling import filtered
+from quire.services.worker.sampling.accept import choose_by_rejection
+from quire.services.worker.sampling.component import Positions
+from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
 from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE, Bench
 
 PROMPT = [4, 5, 1]
@@ -90,14 +90,14 @@ def test_rows_behind_drafts_are_those_of_single_tokens(features: dict[str, Any],
     assert torch.equal(single.logits(), drafting.logits()), "what was refused must leave nothing behind"
 
 
-@pytest.mark.parametrize("package", ["kernels.cpu", "kernels.reference"])
+@pytest.mark.parametrize("package", ["quire.kernels.cpu", "quire.kernels.reference"])
 @pytest.mark.parametrize("sampling", [{"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1}, {}], ids=str)
 def test_the_rejection_rule_reads_logits_before_they_are_overwritten(sampling: dict[str, Any], package: str) -> None:
     """Temperature and filters count once: tokens come as often as the slots' distribution says."""
-    if package == "kernels.cpu" and cpu.unavailable():
+    if package == "quire.kernels.cpu" and cpu.unavailable():
         pytest.skip(cpu.unavailable() or "")
     temperature, count = 0.6, 4000
-    bench = Bench(num_slots=count, packages=tuple(dict.fromkeys((package, "kernels.reference"))))
+    bench = Bench(num_slots=count, packages=tuple(dict.fromkeys((package, "quire.kernels.reference"))))
     for slot in range(count):
         bench.admit(slot, temperature=temperature, seed=slot, **sampling)
     slots, one_each = np.arange(count), np.ones(count, dtype=np.int32)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-import kernels
-from services.worker.sampling.sampler import Plain, Sampler
-from services.worker.step.admission import SlotAdmission
-from services.worker.step.slots import Rows
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
+from quire import kernels
+from quire.services.worker.sampling.sampler import Plain, Sampler
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def sampler_of(*slots: int) -> Sampler:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.sampling.sampler import Sampler
+from quire.services.worker.sampling.sampler import Sampler
 from tests.services.worker.sampling.test_sampler import LOGITS, NEG_INF, Bench
 
 

@@ -10,13 +10,13 @@ import time
 import numpy as np
 import pytest
 
-from services.worker.limits import WorkerLimits
-from services.worker.simulated.engine import SimulatedEngine
-from services.worker.simulated.timing import Timing
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.common.v1.pooling_pb2 import PoolingParams
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.simulated.engine import SimulatedEngine
+from quire.services.worker.simulated.timing import Timing
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
 
@@ -101,7 +101,7 @@ async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:
     assert "step 1 breaks the session" in receiver.reasons[0]
 
 
-@pytest.mark.parametrize("module", ["services.worker.simulated.main"])
+@pytest.mark.parametrize("module", ["quire.services.worker.simulated.main"])
 def test_no_torch_is_needed(module: str) -> None:
     program = f"import sys; sys.modules['torch'] = None; import {module}"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.draft_models.eagle3_head import read_eagle3
-from services.worker.spec_decode.methods.eagle3 import Eagle3
-from shared.errors import InvalidArgument
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
+from quire.services.worker.spec_decode.draft_models.eagle3_head import read_eagle3
+from quire.services.worker.spec_decode.methods.eagle3 import Eagle3
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.rig import Rig
 from tests.services.worker.spec_decode.test_published_heads import (
     HEAD_DIM,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.methods.medusa import Medusa
-from shared.errors import InvalidArgument
+from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
+from quire.services.worker.spec_decode.methods.medusa import Medusa
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.spec_decode.test_published_heads import SIZE, VOCAB, Tensors, drawn, folder_of, target
 
 CONFIG: dict[str, Any] = {"model_type": "medusa", "hidden_size": SIZE, "vocab_size": VOCAB, "num_heads": 3}

@@ -14,23 +14,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
-from services.worker.attention.backends import choose_attention
-from services.worker.attention.port import AttentionMetadata
-from services.worker.attention.spec import attention_spec
-from services.worker.building.build import build_replica
-from services.worker.kv import kv_cache
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
-from services.worker.models.loading.loader import Loader
-from services.worker.models.registry import read_model_config
-from services.worker.spec_decode.config import parse
-from services.worker.spec_decode.drafter import DraftTarget
-from services.worker.spec_decode.methods.mtp import Mtp
-from services.worker.step.forward_batch import ForwardBatch
-from shared.errors import InvalidArgument
-from shared.settings import WorkerSettings
+from quire import kernels
+from quire.services.worker.attention.backends import choose_attention
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.attention.spec import attention_spec
+from quire.services.worker.building.build import build_replica
+from quire.services.worker.kv import kv_cache
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.families.deepseek import DeepseekV3ForCausalLM
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.models.registry import read_model_config
+from quire.services.worker.spec_decode.config import parse
+from quire.services.worker.spec_decode.drafter import DraftTarget
+from quire.services.worker.spec_decode.methods.mtp import Mtp
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
 from tests.kv_groups.models import greedy
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint

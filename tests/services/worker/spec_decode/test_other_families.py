@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.spec_decode.pair import Pair, build
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.worker.limits import WorkerLimits
-from services.worker.spec_decode.draft_models.paged import Passes
-from services.worker.step.slots import SlotTable
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.spec_decode.draft_models.paged import Passes
+from quire.services.worker.step.slots import SlotTable
 
 LONGEST = 40
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=LONGEST, num_blocks=61)

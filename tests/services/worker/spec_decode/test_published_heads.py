@@ -13,20 +13,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
-from services.worker.attention.port import AttentionMetadata
-from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import LayerPlacement
-from services.worker.limits import WorkerLimits
-from services.worker.models.config.config_file import ConfigFile
-from services.worker.models.families.llama import LlamaForCausalLM
-from services.worker.models.loading.loader import Loader
-from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.drafter import DraftTarget
-from services.worker.spec_decode.methods.eagle import Eagle
-from services.worker.spec_decode.methods.medusa import Medusa
-from services.worker.step.forward_batch import ForwardBatch
-from shared.errors import InvalidArgument
+from quire import kernels
+from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.models.families.llama import LlamaForCausalLM
+from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
+from quire.services.worker.spec_decode.drafter import DraftTarget
+from quire.services.worker.spec_decode.methods.eagle import Eagle
+from quire.services.worker.spec_decode.methods.medusa import Medusa
+from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build
 
 VOCAB, SIZE, HEADS, KV_HEADS, HEAD_DIM = 64, 64, 4, 2, 16

@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import cpu
-from services.worker.limits import WorkerLimits
-from services.worker.sampling.accept import accept
-from services.worker.spec_decode import proposer
-from services.worker.spec_decode.agreement import Agreement
-from services.worker.spec_decode.config import parse
-from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.methods import ngram, past_outputs
-from services.worker.spec_decode.methods.ngram import NgramProposer
-from services.worker.spec_decode.methods.past_outputs import PastOutputs
-from services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
-from services.worker.spec_decode.proposer import HostProposer, Wanted
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.slots import Rows
-from services.worker.step.step_inputs import assemble
-from shared import columns
-from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.kernels import cpu
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.sampling.accept import accept
+from quire.services.worker.spec_decode import proposer
+from quire.services.worker.spec_decode.agreement import Agreement
+from quire.services.worker.spec_decode.config import parse
+from quire.services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
+from quire.services.worker.spec_decode.history import TokenHistory
+from quire.services.worker.spec_decode.methods import ngram, past_outputs
+from quire.services.worker.spec_decode.methods.ngram import NgramProposer
+from quire.services.worker.spec_decode.methods.past_outputs import PastOutputs
+from quire.services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
+from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.slots import Rows
+from quire.services.worker.step.step_inputs import assemble
+from quire.shared import columns
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
 

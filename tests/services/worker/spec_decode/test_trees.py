@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.sampling.accept import accept
-from services.worker.sampling.output_tails import BoundTails, OutputTails
-from services.worker.spec_decode.config import parse
-from services.worker.spec_decode.drafts import REFUSED, DraftRows, Drafts
-from services.worker.spec_decode.methods.grammar import _with_trees
-from services.worker.spec_decode.trees.token_tree import TokenTree, most_likely
-from services.worker.spec_decode.trees.tree_rows import NO_TOKEN, ROOT, Moved, TreeRows
-from shared.errors import InvalidArgument
+from quire.services.worker.sampling.accept import accept
+from quire.services.worker.sampling.output_tails import BoundTails, OutputTails
+from quire.services.worker.spec_decode.config import parse
+from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows, Drafts
+from quire.services.worker.spec_decode.methods.grammar import _with_trees
+from quire.services.worker.spec_decode.trees.token_tree import TokenTree, most_likely
+from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, ROOT, Moved, TreeRows
+from quire.shared.errors import InvalidArgument
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions

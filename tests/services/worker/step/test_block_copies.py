@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.worker.step.plan_violation import PlanViolation
-from shared import columns
-from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared import columns
+from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error, prompt
 from tests.services.worker.plans import New

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from services.worker.limits import WorkerLimits
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.slots import SlotTable, Step
-from services.worker.step.step_inputs import StepInputs, assemble
-from shared import columns
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.slots import SlotTable, Step
+from quire.services.worker.step.step_inputs import StepInputs, assemble
+from quire.shared import columns
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.plans import New, PaperScheduler
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.step.plan_violation import PlanViolation
-from services.worker.step.slots import NewBlocks, SlotTable
-from services.worker.step.steady import Steady
-from services.worker.step.step_inputs import StepInputs, assemble
-from shared import columns
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.services.worker.step.slots import NewBlocks, SlotTable
+from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.step_inputs import StepInputs, assemble
+from quire.shared import columns
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.plans import New, PaperScheduler, admission
 from tests.services.worker.step.test_slots import LIMITS, tokens
 

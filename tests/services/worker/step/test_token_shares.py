@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.worker.layers.context import Context
-from services.worker.runner.context_parallel import ContextParallel
-from services.worker.step.step_inputs import StepInputs
-from services.worker.step.token_shares import FEW, least_tokens, share_out
+from quire.services.worker.layers.context import Context
+from quire.services.worker.runner.context_parallel import ContextParallel
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.services.worker.step.token_shares import FEW, least_tokens, share_out
 
 BLOCK = 4
 WIDTH = 400  # blocks of a row

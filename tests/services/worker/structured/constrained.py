@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.worker.structured.compile_pool import Prepared
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.services.worker.structured.compile_pool import Prepared
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 

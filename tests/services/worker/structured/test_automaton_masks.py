@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
+from quire.services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
 
 TEXTS = {3: "a", 5: "ab", 7: "b", 8: "abab", 11: "c", 12: "cab", 20: "ba", 21: "é", 30: "aé", 31: "a" * 40}
 # Of (ab)*c: state 0 is between two pairs, 1 after an a, 2 after the c.

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from services.worker.structured.backends import chosen, compile_child
-from services.worker.structured.backends.chosen import open_backend
-from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from services.worker.structured.bench.features import FEATURES
-from services.worker.structured.port import GrammarBackend, Matcher
-from shared.columns import I32
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import backends
-from shared.structured_output.backends import LLGUIDANCE, LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from quire.services.worker.structured.backends import chosen, compile_child
+from quire.services.worker.structured.backends.chosen import open_backend
+from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from quire.services.worker.structured.bench.features import FEATURES
+from quire.services.worker.structured.port import GrammarBackend, Matcher
+from quire.shared.columns import I32
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import backends
+from quire.shared.structured_output.backends import LLGUIDANCE, LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import PERSON, TINY, admit, hot, prepare, run, text
 

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
-from shared.structured_output import backends
-from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from quire.shared.structured_output import backends
+from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
 from tests.services.worker.structured.test_backends import LIBRARIES, allowed, backend, mask_of
 
 Json = dict[str, Any]

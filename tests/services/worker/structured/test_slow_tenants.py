@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from services.worker.structured import slow_tenants
-from services.worker.structured.slow_tenants import MASKS_A_STRIKE, MAX_TENANTS, MIN_SHARE_S, SlowTenants
+from quire.services.worker.structured import slow_tenants
+from quire.services.worker.structured.slow_tenants import MASKS_A_STRIKE, MAX_TENANTS, MIN_SHARE_S, SlowTenants
 
 
 def test_one_tenant_alone_has_the_whole_budget() -> None:

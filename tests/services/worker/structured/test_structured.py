@@ -11,11 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from services.worker.structured.compile_pool import Prepared
-from shared.errors import InvalidArgument
-from shared.pb.common.v1 import finish_pb2
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from quire.services.worker.structured.compile_pool import Prepared
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text

@@ -17,13 +17,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.structured import compile_pool, mask_maker, slow_grammars, stream_gate
-from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from services.worker.structured.compile_pool import CompilePool, Prepared
-from services.worker.structured.fair_filler import FairFiller
-from services.worker.structured.stream_gate import StreamGate
-from shared.errors import Internal, InvalidArgument
-from shared.pb.common.v1 import sampling_pb2 as pb
+from quire.services.worker.structured import compile_pool, mask_maker, slow_grammars, stream_gate
+from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from quire.services.worker.structured.compile_pool import CompilePool, Prepared
+from quire.services.worker.structured.fair_filler import FairFiller
+from quire.services.worker.structured.stream_gate import StreamGate
+from quire.shared.errors import Internal, InvalidArgument
+from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.flight import StepInFlight
-from services.worker.structured import mask_maker
-from services.worker.structured.stream_gate import StreamGate
-from shared.errors import Internal
+from quire.services.worker.flight import StepInFlight
+from quire.services.worker.structured import mask_maker
+from quire.services.worker.structured.stream_gate import StreamGate
+from quire.shared.errors import Internal
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, text
 

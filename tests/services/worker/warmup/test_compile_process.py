@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import triton
 
-from kernels.triton.precompile import precompile
 from quire import bundled
-from services.worker.warmup import compile_process
-from services.worker.warmup.build_kernels import Kernels, missing
-from services.worker.warmup.compile_process import begin, cache_folder
-from shared.settings import WorkerSettings
+from quire.kernels.triton.precompile import precompile
+from quire.services.worker.warmup import compile_process
+from quire.services.worker.warmup.build_kernels import Kernels, missing
+from quire.services.worker.warmup.compile_process import begin, cache_folder
+from quire.shared.settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, tol
 def test_one_that_dies_is_no_reason_to_fail(
     settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compile_process, "MODULE", "services.worker.nothing_of_that_name")
+    monkeypatch.setattr(compile_process, "MODULE", "quire.services.worker.nothing_of_that_name")
     Kernels(settings).wait()
     assert "not all kernels are compiled" in caplog.text
 
@@ -139,7 +139,7 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
 def test_what_is_done_ahead_is_done_once_torch_is_there() -> None:
     code = """
 import sys
-from services.worker.warmup import ahead
+from quire.services.worker.warmup import ahead
 ahead.begin()
 import threading, torch
 from triton.runtime import cache
@@ -152,5 +152,5 @@ sys.exit(cache.triton_key.cache_info().misses != 1)
 
 
 def test_the_first_half_of_a_start_imports_no_torch() -> None:
-    code = "import sys, services.worker.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    code = "import sys, quire.services.worker.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=250).returncode == 0

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.models.loading.broadcast import failures, gloo_receiver
-from services.worker.models.loading.broadcast.failures import FailedElsewhereError
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.broadcast import failures, gloo_receiver
+from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 # Of a process that may be slow on a busy machine, and imports torch: its own times are shorter, and end first.
 PATIENCE_S = 60.0

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from services.worker.models.loading.broadcast import failures, gloo_receiver
-from services.worker.models.loading.broadcast.failures import FailedElsewhereError
-from services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, LOOK_S, MARK_BYTES
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.broadcast import failures, gloo_receiver
+from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.services.worker.models.loading.broadcast.gloo_receiver import LEAST_MARKED, LOOK_S, MARK_BYTES
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 

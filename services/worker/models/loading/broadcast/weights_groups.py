@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.worker.models.loading.broadcast.failures import FailedElsewhereError
-from services.worker.models.loading.broadcast.gloo_member import GlooMember
-from services.worker.models.loading.broadcast.nccl_member import NcclMember
-from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
-from shared.pb.common.v1.weights_stream_pb2 import TensorHead
-from shared.pb.worker.v1 import worker_pb2 as pb
+from quire.services.worker.models.loading.broadcast.failures import FailedElsewhereError
+from quire.services.worker.models.loading.broadcast.gloo_member import GlooMember
+from quire.services.worker.models.loading.broadcast.nccl_member import NcclMember
+from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 # As safetensors names them.
 DTYPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.request.request import Tool
+from quire.services.frontend.request.request import Tool
 
 TOOLS = (
     Tool(

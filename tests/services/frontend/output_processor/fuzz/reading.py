@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken
 
-from services.frontend.input_processor.processor import PreparedPrompt
-from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
-from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.request.request import ChatPrompt, Request, Sampling, ToolUse
-from services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from services.frontend.scheduler_client.sequence import Work
-from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.pb.common.v1 import sampling_pb2
+from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.output_processor.answer_formats import AnswerFormats
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.request.request import ChatPrompt, Request, Sampling, ToolUse
+from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.services.frontend.scheduler_client.sequence import Work
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.frontend.output_processor.fuzz.conversations import TOOLS, Answer
 from tests.services.frontend.output_processor.fuzz.mutations import mutated
 from tests.services.frontend.output_processor.fuzz.spellings import Family

@@ -10,9 +10,9 @@ import os
 
 import pytest
 
-from services.frontend.output_processor.answer_parser import CallPiece
-from services.frontend.output_processor.parsing import registry
-from services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.output_processor.answer_parser import CallPiece
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.services.frontend.output_processor.fuzz.conversations import ANSWERS
 from tests.services.frontend.output_processor.fuzz.reading import FamilyReader, expected, failures, marked_tokenizer
 from tests.services.frontend.output_processor.fuzz.spellings import FAMILIES, Family

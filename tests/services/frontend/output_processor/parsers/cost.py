@@ -6,12 +6,12 @@ import json
 import time
 from functools import partial
 
-from services.frontend.output_processor.answer_parser import AnswerParser
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.formats import call_id
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.answer_parser import AnswerParser
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.formats import call_id
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from tests.services.frontend.output_processor.parsers.reading import TOOLS
 
 TOKEN = 5  # characters

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
-from services.frontend.output_processor.parsing.call_probe import CallProbe
-from services.frontend.output_processor.parsing.events import CallStart, Event
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.request.request import Tool
+from quire.services.frontend.output_processor.answer_parser import AnswerParser, Part, add_part
+from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
+from quire.services.frontend.output_processor.parsing.events import CallStart, Event
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.request.request import Tool
 
 TOOLS = (
     Tool(

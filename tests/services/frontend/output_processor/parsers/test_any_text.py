@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Event
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Event
 from tests.services.frontend.output_processor.parsers.reading import calls_in, pieces, reasoning_in
 from tests.services.frontend.output_processor.parsers.samples import CALLS
 from tests.services.frontend.output_processor.parsers.test_reasoning_parsers import ANSWERS

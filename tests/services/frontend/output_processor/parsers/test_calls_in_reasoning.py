@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from services.frontend.output_processor.answer_parser import CallPiece, Part
-from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from tests.services.frontend.output_processor.parsers.reading import answer_in, pieces
 
 K_CALL, K_ARGS, K_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from tests.services.frontend.output_processor.parsers.reading import pieces, reasoning_in
 
 THINK = "<think>\nIt is\n\nso.\n</think>\n\nYes.\n"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
-from services.frontend.output_processor.parsing.registry import TOOL_PARSERS, tool_format
-from services.frontend.request.request import Tool
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
+from quire.services.frontend.output_processor.parsing.registry import TOOL_PARSERS, tool_format
+from quire.services.frontend.request.request import Tool
 from tests.services.frontend.output_processor.parsers.reading import calls_in
 from tests.services.frontend.output_processor.parsers.samples import CALLS, Expected, as_expected
 

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from services.frontend.output_processor.parsing import registry
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
-from services.frontend.output_processor.parsing.reader import MarkupReader
-from services.frontend.output_processor.parsing.registry import tool_format
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.request.request import Tool
-from shared.errors import InvalidArgument
+from quire.services.frontend.output_processor.parsing import registry
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
+from quire.services.frontend.output_processor.parsing.reader import MarkupReader
+from quire.services.frontend.output_processor.parsing.registry import tool_format
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.request.request import Tool
+from quire.shared.errors import InvalidArgument
 from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, pieces
 from tests.services.frontend.output_processor.parsers.samples import BROKEN, CALLS, Expected, as_expected
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor.grammar_validator import GrammarValidator
-from services.frontend.output_processor import constraint
-from services.frontend.output_processor.constraint import AnswerStart
-from services.frontend.output_processor.parsing import registry, wording
-from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
-from shared.structured_output.literals import NO_SPECIALS
+from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
+from quire.services.frontend.output_processor import constraint
+from quire.services.frontend.output_processor.constraint import AnswerStart
+from quire.services.frontend.output_processor.parsing import registry, wording
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
+from quire.shared.structured_output.literals import NO_SPECIALS
 from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, reasoning_in
 
 WORDED = sorted(name for name in registry.TOOL_PARSERS if registry.tool_format(name).wordings)

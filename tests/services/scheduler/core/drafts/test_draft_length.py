@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from services.scheduler.core.drafts.length import DraftLength
+from quire.services.scheduler.core.drafts.length import DraftLength
 
 MOST = 6
 

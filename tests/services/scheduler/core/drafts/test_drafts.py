@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import Logprobs, StepResult
-from services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import Logprobs, StepResult
+from quire.services.scheduler.core.repetition import RepetitionRule
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.policies import PolicyOptions, fair
-from services.scheduler.core.policies.fair import Fair
-from services.scheduler.core.policies.priority import Priority
-from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.policies import find_policy
-from shared.errors import InvalidArgument
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.policies import PolicyOptions, fair
+from quire.services.scheduler.core.policies.fair import Fair
+from quire.services.scheduler.core.policies.priority import Priority
+from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.policies import find_policy
+from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 NewCore = Callable[..., Core]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepPlan
-from services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepPlan
+from quire.services.scheduler.core.timing.depth import Depth
 from tests.services.scheduler.core.steps import NewCore, add, returned
 
 

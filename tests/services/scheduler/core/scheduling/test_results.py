@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Logprobs, StepResult
+from quire.services.scheduler.core.ending import Failure, Reason
+from quire.services.scheduler.core.plan import Logprobs, StepResult
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.steps import EOS, NewCore, add, returned
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import StepPlan, StepResult
-from services.scheduler.core.sequence import Family, Sequence
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import StepPlan, StepResult
+from quire.services.scheduler.core.sequence import Family, Sequence
 from tests.services.scheduler.conftest import count_operations, make_sequence
 from tests.services.scheduler.core.steps import tokens_of
 from tests.services.scheduler.paper_worker import PaperWorker, oracle

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.sequence import Loss
-from shared.kv.kv_specs import NOTHING
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.sequence import Loss
+from quire.shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)

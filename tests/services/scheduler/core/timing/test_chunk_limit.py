@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.timing.chunk_limit import LEAST, ChunkLimit
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.timing.chunk_limit import LEAST, ChunkLimit
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.steps import NewCore
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
 from tests.services.scheduler.conftest import make_sequence
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core.core import Core
-from services.scheduler.core.plan import StepResult
-from services.scheduler.core.running import Running
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.plan import StepResult
+from quire.services.scheduler.core.running import Running
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 
 EOS = 1

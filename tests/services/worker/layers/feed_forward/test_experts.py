@@ -9,15 +9,15 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-import kernels
-from services.worker.layers.feed_forward.experts import SparseMLP
-from services.worker.layers.placement import LayerPlacement
-from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
-from services.worker.models.registry import read_model_config
-from services.worker.spec_decode.draft_models.eagle_head import read_eagle
-from shared.errors import InvalidArgument
-from shared.kv.kv_specs import Latent
-from shared.metrics.worker import ExpertLoadCollector
+from quire import kernels
+from quire.services.worker.layers.feed_forward.experts import SparseMLP
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.models.families.deepseek import DeepseekV3ForCausalLM
+from quire.services.worker.models.registry import read_model_config
+from quire.services.worker.spec_decode.draft_models.eagle_head import read_eagle
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import Latent
+from quire.shared.metrics.worker import ExpertLoadCollector
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-import kernels
-from services.worker.layers.norm.rms_norm import RMSNorm
-from services.worker.layers.placement import LayerPlacement
-from services.worker.layers.sharding import Shard
+from quire import kernels
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.layers.sharding import Shard
 from tests.services.worker.sampling.rank_threads import Meeting
 
 NUM_RANKS = 3

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.layers.quantization.fields import SECTION
-from services.worker.models.registry import read_model_config
-from shared.errors import InvalidArgument
+from quire.services.worker.layers.quantization.fields import SECTION
+from quire.services.worker.models.registry import read_model_config
+from quire.shared.errors import InvalidArgument
 from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.layers.quantization.layouts import (
     GPTQ,
@@ -128,7 +128,7 @@ def test_parts_whose_columns_are_ordered_otherwise_are_still_right(tmp_path: Pat
     module = made.model.get_submodule(name)
     table = {"qweight", "qzeros", "scales"}
     one = {part: tensors[f"{name}.{part}"] for part in table} | {"g_idx": back}
-    from services.worker.layers.quantization.gptq import Gptq
+    from quire.services.worker.layers.quantization.gptq import Gptq
 
     assert not torch.equal(shuffled, back)
     module.weight.data.copy_(Gptq(4, 32, True, True, False, ()).unpack(one, 64, 128).widened())
@@ -175,7 +175,7 @@ def quantized_config(folder: Path) -> str:
 def test_a_config_is_judged_before_torch_is_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(quantized_config(tmp_path))
     code = (
-        "import json, sys; from services.worker.models.registry import read_model_config as read\n"
+        "import json, sys; from quire.services.worker.models.registry import read_model_config as read\n"
         f"read(json.load(open({str(tmp_path / 'config.json')!r}))); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.worker.models.gguf.blocks import DECODE
-from shared.gguf.kinds import KINDS, ElementKind
+from quire.services.worker.models.gguf.blocks import DECODE
+from quire.shared.gguf.kinds import KINDS, ElementKind
 from tests import gguf_files
 
 Block = bytes

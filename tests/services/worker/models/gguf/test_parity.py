@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.models.gguf.blocks import DECODE
-from shared.errors import InvalidArgument
-from shared.gguf.folder import as_folder
-from shared.gguf.kinds import KINDS
+from quire.services.worker.models.gguf.blocks import DECODE
+from quire.shared.errors import InvalidArgument
+from quire.shared.gguf.folder import as_folder
+from quire.shared.gguf.kinds import KINDS
 from tests import gguf_files
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
