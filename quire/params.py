@@ -91,8 +91,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Unnamed):
-    """Every field may be left out. The cluster checks them: a value out of range raises `quire.shared.errors.InvalidArgument`
-    with the field's name. Meanings and ranges: protos/quire/common/v1/sampling.proto.
+    """Every field may be left out. The cluster checks them: a value out of range raises
+    `quire.shared.errors.InvalidArgument` with the field's name. Meanings and ranges are in
+    protos/quire/common/v1/sampling.proto.
     """
 
     n: int = 1

@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     compiler = find_compiler(options.compiler)
     if compiler is None:
         print(
-            f"quire.kernels.cpu: no C++ compiler ({options.compiler or ', '.join(COMPILERS)}); the reference will be used"
+            f"quire.kernels.cpu: no C++ compiler ({options.compiler or ', '.join(COMPILERS)}); "
+            "the reference will be used"
         )
         return 0
     start = time.monotonic()

@@ -119,7 +119,7 @@ def sum_of_ranks_takes(x: torch.Tensor, mailbox: RankMailbox) -> bool:
 def sum_of_ranks(
     x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """As quire.kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
+    """As rank_sums of quire.kernels.reference, of the parts of all ranks: each calls it with its own, in one order.
     Without a residual the sum takes the place of `x`. `pdl`: in a chain of kernels that wait for their inputs; what the
     next one loads before that comes while this one waits for the others."""
     assert sum_of_ranks_takes(x, mailbox)

@@ -164,7 +164,7 @@ def two_shot_sum_takes(x: torch.Tensor) -> bool:
 def two_shot_sum_of_ranks(
     x: torch.Tensor, exchange: SumExchange, residual: torch.Tensor | None = None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As quire.kernels.reference.rank_sums, of the parts of all ranks: each calls it with its own, in one order of calls.
+    """As rank_sums of quire.kernels.reference, of the parts of all ranks: each calls it with its own, in one order.
     With a residual the result takes its place; otherwise it goes to `out`, or takes that of `x`."""
     assert two_shot_sum_takes(x)
     target = residual if residual is not None else x if out is None else out

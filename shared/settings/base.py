@@ -84,7 +84,7 @@ class Settings(BaseModel):
     @property
     def main_module(self) -> str:
         """The composition root: a module with serve(settings, shutdown)."""
-        return f"services.{self.service}.main"
+        return f"quire.services.{self.service}.main"
 
     @property
     def name(self) -> str:

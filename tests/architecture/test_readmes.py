@@ -16,12 +16,14 @@ ROOMS = ("services", "shared", "quire", "kernels", "tests", "k8s", "protos")
 NAMED = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w")
 LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 PROGRAM = re.compile(rf"python -m ((?:{'|'.join(ROOMS)})[\w.]*)")
+LINKED_PACKAGE = re.compile(r"^quire/((?:services|shared|kernels|protos)\b)")  # quire/services is a link to services
 NO_PATHS = {"quire/block/1", "quire/handshake/1"}  # what is hashed first, which tells hashes apart
 TARGET = re.compile(r"`make ([\w-]+)`")
 
 
 def is_there(path: str) -> bool:
     """Tests are named without their ending, messages as protoc finds them."""
+    path = LINKED_PACKAGE.sub(r"\1", path)
     return path in THERE or f"{path}.py" in THERE or f"protos/{path}" in THERE
 
 

@@ -125,7 +125,7 @@ def test_is_complete_without_the_code_of_other_services(role: str, tmp_path: Pat
     for stage in dockerfile.read(DOCKERFILES[role]):
         for source in stage.copied:
             if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, tmp_path / source, dirs_exist_ok=True)
+                shutil.copytree(ROOT / source, tmp_path / source, symlinks=True, dirs_exist_ok=True)
     assert not (tmp_path / "kernels").exists()
     script = f"import sys; sys.modules['torch'] = None; import quire.services.{role}.main as it; print(it.__file__)"
     done = subprocess.run(

@@ -24,7 +24,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkout, since compiling them takes half a minute (tests/kernels/cpu/test_build.py compiles)."""
     folder = tmp_path_factory.mktemp("package")
     clone, target = folder / "clone", folder / "installed"
-    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     if built.BUILD.is_dir():
         shutil.copytree(built.BUILD, clone / built.BUILD.relative_to(ROOT))
     for generated in (clone / "shared" / "pb").iterdir():
@@ -50,7 +50,7 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     installed: Path, tmp_path: Path
 ) -> None:
     seen = run(installed, tmp_path, "-c", "from quire.kernels import cpu; print(cpu.__file__, cpu.unavailable())")
-    assert seen.stdout.split() == [str(installed / "kernels/cpu/__init__.py"), "None"], seen.stderr
+    assert seen.stdout.split() == [str(installed / "quire/kernels/cpu/__init__.py"), "None"], seen.stderr
     demo = run(installed, tmp_path, "-m", "quire", "demo")
     assert demo.returncode == 0, demo.stderr
     assert "\n68\n" in demo.stdout
@@ -74,7 +74,7 @@ def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_without_kernels_and_compiler_the_demo_says_what_that_costs(installed: Path, tmp_path: Path) -> None:
-    library = installed / "kernels/cpu/build"
+    library = installed / "quire/kernels/cpu/build"
     hidden = library.rename(library.with_name("hidden")) if library.exists() else None
     try:
         demo = run(installed, tmp_path, "-m", "quire", "demo", PATH=str(tmp_path))

@@ -41,7 +41,7 @@ class Zygotes:
     def start(self, args: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
         """As subprocess.Popen(...), which it is for all but services that have this environment, besides folders of
         PYTHONPATH with a module that Python imports by itself as it starts (sitecustomize)."""
-        role = args[3] if list(args[1:3]) == ["-m", "quire"] else ""
+        role = args[4] if list(args[1:4]) == ["-P", "-m", "quire"] else ""
         folders = env.get("PYTHONPATH", "").split(os.pathsep)
         custom = [str(file) for file in (Path(folder, "sitecustomize.py") for folder in folders) if file.exists()]
         usual = [folder for folder in folders if not Path(folder, "sitecustomize.py").exists()]

@@ -135,7 +135,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     interrupts.IS_COMMAND = True  # what each of them will be
-    sys.argv = Zygote(asking).serve()[2:]
+    sys.argv = Zygote(asking).serve()[3:]
     runpy.run_module("quire", run_name="__main__", alter_sys=True)
 
 

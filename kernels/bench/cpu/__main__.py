@@ -1,6 +1,7 @@
-"""`python -m quire.kernels.bench.cpu [SECTION ...] [--threads N] [--json FILE]`: sections are linear, experts, attention, ...
+"""`python -m quire.kernels.bench.cpu [SECTION ...] [--threads N] [--json FILE]`
 
-Medians of quire.kernels.cpu beside torch (oneDNN) and the reference. Compare ratios: absolute times drift with the machine.
+Sections are linear, experts, attention, ... Prints medians of quire.kernels.cpu beside torch (oneDNN) and the
+reference. Compare ratios: absolute times drift with the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A weight of 16 bits or 8 times one row: row_linear of quire.kernels.triton in a chain of dependent launches, beside cuBLAS.
+"""A weight of 16 bits or 8 times one row: row_linear in a chain of dependent launches, beside cuBLAS.
 
 `shapes` tries other ways to cut the work up than those in use.
 """

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.report import Row, progress
-from quire.cluster.process import ROOT
 from quire.shared.errors import Unavailable
 
-FOLDER = ROOT / "kernels" / "bench"
+FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "bench"
 STDERR = 2  # its tables are progress here
 
 
@@ -46,8 +45,8 @@ def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
     progress(f"quire.kernels.bench.{program}")
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "rows.json"
-        command = [sys.executable, "-m", f"quire.kernels.bench.{program}", *sections, "--json", str(target)]
-        done = subprocess.run(command, cwd=ROOT, stdout=STDERR, check=False)
+        command = [sys.executable, "-P", str(FOLDER / program / "__main__.py"), *sections, "--json", str(target)]
+        done = subprocess.run(command, stdout=STDERR, check=False)
         if done.returncode or not target.is_file():
             progress(f"quire.kernels.bench.{program} ended with status {done.returncode}")
             return []

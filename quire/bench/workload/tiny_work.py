@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from quire import bundled
+from quire import bundled, source_tree
 from quire.bench.workload.workloads import BenchRequest, Workload
 from quire.shared.errors import InvalidArgument
 
@@ -30,6 +30,7 @@ def work(name: str) -> Workload:
     from tokenizers import Tokenizer
 
     try:
+        source_tree.make_importable()
         from training.chat import prompt
     except ImportError as error:
         text = f"work: {name!r}: the questions are in the source tree only (no module {error.name})"

@@ -218,7 +218,7 @@ class BatchRun:
 async def _look(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
     """How many lines there are, and what is wrong with them."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", look.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
+        sys.executable, "-P", "-m", look.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
     )
     try:
         said, _ = await process.communicate()

@@ -1,4 +1,4 @@
-"""`python -m quire.services.scheduler.prefix_directory.bench URL`: what the prefix index costs in a given (empty) Redis.
+"""`python -m quire.services.scheduler.prefix_directory.bench URL`: costs of the prefix index in a given (empty) Redis.
 
 Look-up of a 2,048-token prompt over 64 workers, publishing rate, memory per million blocks. One JSON object.
 """

@@ -1,8 +1,8 @@
 """A step of one token as a chain of fused kernels: a single stream is bound by the time between them.
 
-Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (quire.kernels.triton:
-row_linear, row_attention, pdl). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as CausalLM.forward with
-cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an adapter adds to a
+Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (row_linear,
+row_attention and pdl of quire.kernels.triton). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as
+CausalLM.forward with cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an adapter adds to a
 product is half made in the same launch, half in one more behind it.
 """
 

@@ -1,4 +1,6 @@
-"""`python -m quire.services.worker.warmup.compile_kernels`: what a worker with the settings on standard input will call.
+"""`python -m quire.services.worker.warmup.compile_kernels`: compiles what a worker will call.
+
+Reads the worker's settings from standard input.
 
 In a process of its own, because a process that compiles for a GPU without it is good for nothing else.
 """

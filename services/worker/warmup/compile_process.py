@@ -16,7 +16,6 @@ from pathlib import Path
 from quire.shared.settings import WorkerSettings
 
 MODULE = "quire.services.worker.warmup.compile_kernels"
-ROOT = Path(__file__).parents[3]  # of the packages
 MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
 LONGEST_WAIT_S = 120.0  # it takes 10, where it has cores to itself
 
@@ -25,8 +24,8 @@ class CompileProcess:
     """And those that it becomes, which are a process group: one that hangs is ended with all of them."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        command = [sys.executable, "-m", MODULE]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+        command = [sys.executable, "-P", "-m", MODULE]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # wait() says so
             self._process.stdin.write(settings.model_dump_json())

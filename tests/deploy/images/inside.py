@@ -70,7 +70,7 @@ def libraries() -> Iterator[str]:
 def modules(role: str) -> Iterator[str]:
     """All of the service, also what only some option imports."""
     count = 0
-    for package in ("shared", f"services.{role}"):
+    for package in ("quire.shared", f"quire.services.{role}"):
         inner = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
         for name in (module.name for module in inner):
             count += 1

@@ -72,7 +72,7 @@ def test_it_says_in_which_shape_the_chat_template_gets_messages(tmp_path: Path) 
 def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> None:
     """As in the frontend's image."""
     ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]
-    status, found = doctor(*ports, without=["quire.services.worker", "kernels"])
+    status, found = doctor(*ports, without=["quire.services.worker", "quire.kernels"])
     assert status == 0, found
     assert "looks at device and model" in found["worker"][0]["found"]
     assert found.keys().isdisjoint({"CPU kernels", "GPU", "model", "weights"})

@@ -19,8 +19,8 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 OURS = (
-    "services",
-    "shared",
+    "quire.services",
+    "quire.shared",
     "grpc",
     "_cython",
     "asyncio",

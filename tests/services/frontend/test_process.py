@@ -31,7 +31,7 @@ sys.exit(run(lambda shutdown: serve(settings, shutdown)))
 """
 BLOCKED = """
 import sys
-for name in ("torch", "triton", "transformers", "kernels", "redis"):
+for name in ("torch", "triton", "transformers", "quire.kernels", "redis"):
     sys.modules[name] = None
 import quire.services.frontend.main
 assert not any(name.startswith(("quire.services.scheduler", "quire.services.worker")) for name in sys.modules)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ChoiceColumns:
-    """Of some rows, [num_rows] on the device, as quire.kernels.reference.sample wants them; None where no row uses one."""
+    """Of some rows, [num_rows] on the device, as quire.kernels.reference.sample wants them; None where no row
+    uses one."""
 
     temperature: Tensor | None = None
     top_k: Tensor | None = None

@@ -225,7 +225,6 @@ def test_kernel_benches_are_found_run_and_collected(
         (folder / name).mkdir(parents=True)
         (folder / name / "__main__.py").write_text(text)
     (folder / "timing.py").write_text("")
-    monkeypatch.setattr(kernels, "ROOT", tmp_path)
     monkeypatch.setattr(kernels, "FOLDER", folder)
     (row,) = bench(capsys, "kernels", "linear", "--json")
     assert row == {

@@ -36,10 +36,13 @@ def settings() -> WorkerSettings:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the process is told, by a module that stands for the real one."""
-    (tmp_path / "echo.py").write_text("import pathlib, sys\npathlib.Path('told').write_text(sys.stdin.read())\n")
-    monkeypatch.setattr(compile_process, "ROOT", tmp_path)
+    told = tmp_path / "told"
+    (tmp_path / "echo.py").write_text(
+        f"import pathlib, sys\npathlib.Path({str(told)!r}).write_text(sys.stdin.read())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(compile_process, "MODULE", "echo")
-    return tmp_path / "told"
+    return told
 
 
 def test_it_is_told_the_settings(settings: WorkerSettings, told: Path) -> None:

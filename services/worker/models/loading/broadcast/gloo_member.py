@@ -35,7 +35,7 @@ class GlooMember:
         """Returns when all members are there. Raises RuntimeError."""
         self._memory = os.memfd_create("quire-weights", os.MFD_CLOEXEC)
         self._process = subprocess.Popen(
-            [sys.executable, gloo_receiver.__file__, str(self._memory)],
+            [sys.executable, "-P", gloo_receiver.__file__, str(self._memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self._memory,),
