@@ -1,7 +1,8 @@
 """`python -m quire.kernels.bench.gpu [SECTION ...] [--json FILE]`
 
 Sections are attention, latent, recurrent, rows, sampling, linear, experts, quantized, ... Prints microseconds of
-quire.kernels.triton on this GPU inside CUDA graphs, medians, memory cold where it would be. Beside each: plain torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
+quire.kernels.triton on this GPU inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
+torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
 """
 
 from __future__ import annotations
