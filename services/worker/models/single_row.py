@@ -2,8 +2,8 @@
 
 Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (row_linear,
 row_attention and pdl of quire.kernels.triton). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as
-CausalLM.forward with cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an adapter adds to a
-product is half made in the same launch, half in one more behind it.
+CausalLM.forward with cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an
+adapter adds to a product is half made in the same launch, half in one more behind it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_one_that_hangs_is_ended_with_its_children(
     (told.parent / "echo.py").write_text(
         "import os, pathlib, time\n"
         "if not os.fork():\n"
-        "    pathlib.Path('told').write_text(str(os.getpid()))\n"
+        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
         "time.sleep(100)\n"
     )
     process = begin(settings)
