@@ -36,7 +36,7 @@ async def test_a_response_in_the_background_survives_its_frontend(pair: Pair) ->
         "input": "How is the weather?",
         "stream": True,
         "background": True,
-        "tools": [{"type": "function", **WEATHER["function"]}],
+        "tools": [{"type": "function", **tool} for tool in (WEATHER["function"], {"name": "now"})],
     }
     for num_before in (9, 16):
         name = f"background-{next(NUMBERS)}"
