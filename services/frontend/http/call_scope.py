@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,6 +63,8 @@ class CallScope:
             call.traceparent = traceparent(scope["headers"])
             try:
                 await self._app(scope, receive, watched)
+            except ClientDisconnect:  # with some of its body unsent
+                status = CLIENT_GONE
             except Exception as fault:
                 log.exception("a call failed", request=call.id or sent_id(scope["headers"]), route=_route(scope))
                 call.error = Internal(type(fault).__name__)

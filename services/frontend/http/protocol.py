@@ -70,6 +70,9 @@ class Guarded(HttpToolsProtocol):
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
+    _num_chunks = 0  # of the body that is read, the last one, which is empty, included
+    _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
+    _trailer_bytes = 0
     _half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -104,9 +107,15 @@ class Guarded(HttpToolsProtocol):
         elif not self._in_call and type(self).is_shut() and self._refuse_whole(data):
             return
         self._unset_keepalive_if_required()
+        num_chunks = self._num_chunks
         self._parse(data)
-        if self._in_headers and max(self._header_bytes, len(data)) > self.connections_kept.limits.header_bytes:
+        if self._is_behind_size and num_chunks == self._num_chunks:
+            self._trailer_bytes += len(data)
+        limit = self.connections_kept.limits.header_bytes
+        if self._in_headers and max(self._header_bytes, len(data)) > limit:
             self._give_up("headers", LARGE_HEADERS)
+        elif self._trailer_bytes > limit:
+            self._give_up("headers", self._unless_answered(LARGE_HEADERS))
 
     def _parse(self, data: bytes) -> None:
         """Calls the `on_...` of what it finds."""
@@ -168,7 +177,22 @@ class Guarded(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
+        self._is_behind_size, self._trailer_bytes = False, 0
         self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Leaves trailers out, which come behind a body in chunks: nobody reads them, and the headers, which the call
+        has already, must not grow by them (RFC 9110 6.5.1)."""
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        self._is_behind_size = True
+
+    def on_body(self, body: bytes) -> None:
+        self._is_behind_size = False
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():  # comes once more, without
@@ -195,7 +219,10 @@ class Guarded(HttpToolsProtocol):
         if self.flow.read_paused:
             self._reading.set(self.connections_kept.limits.body_s, self._no_body)
         else:
-            self._give_up("body", b"" if self.cycle is None or self.cycle.response_started else TOO_SLOW)
+            self._give_up("body", self._unless_answered(TOO_SLOW))
+
+    def _unless_answered(self, words: bytes) -> bytes:
+        return b"" if self.cycle is None or self.cycle.response_started else words
 
     def _not_read(self) -> None:
         self.connections_kept.closed("write")
@@ -239,7 +266,7 @@ class Guarded(HttpToolsProtocol):
             return
         if not self._is_over:
             self._reading.clear()
-        self._in_call = False
+        self._in_call = self._is_behind_size = False
         super().on_message_complete()
         if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(

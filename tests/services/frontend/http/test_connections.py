@@ -67,13 +67,13 @@ class Peer:
             except ConnectionResetError:
                 return b""
 
-    async def goes_on(self) -> None:
+    async def goes_on(self, piece: bytes = b" ") -> None:
         """Until it cannot."""
         async with asyncio.timeout(60):
             while True:
-                self.writer.write(b" ")
+                self.writer.write(piece)
                 await self.writer.drain()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05 if len(piece) == 1 else 0)
 
 
 async def served(frontend: Running) -> bool:
@@ -168,6 +168,67 @@ async def test_endless_headers_are_cut_off(folder: Path) -> None:
             async with Peer(frontend) as peer:
                 peer.writer.write(HEAD + chunk)
                 assert (await peer.said())[9:12] == b"431"
+
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
+BODY = b'{"model": "tiny", "prompt": "x", "max_tokens": 3}'
+
+
+@pytest.mark.parametrize("behind", [b"a" * 10_000, b"a: b\r\n" * 2000, b"a: " + b"b" * 10_000])
+async def test_endless_trailers_are_cut_off(folder: Path, behind: bytes) -> None:
+    """They come behind the last chunk, and are no part of the body, whose size has a bound of its own."""
+    sent = CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    script = ScriptedScheduler(count_up)
+    async with (
+        scheduler(script),
+        running(folder, script.address, connections={"header_bytes": 20_000, "body_s": 600}) as frontend,
+        Peer(frontend) as peer,
+    ):
+        peer.writer.write(sent)
+        with pytest.raises(ConnectionError):
+            await peer.goes_on(behind)
+        assert await served(frontend)
+        assert (await frontend.metrics())["quire_frontend_closed_connections_total{reason=headers}"] == 1
+    assert len(script.submissions) == 1  # only that of `served`
+
+
+async def test_trailers_become_no_headers(folder: Path) -> None:
+    """RFC 9110 6.5.1. In as many packets as there are bytes, so that the call has begun when they come."""
+    script = ScriptedScheduler(count_up)
+    sent = b"1\r\n{\r\n%x\r\n%b\r\n0\r\nx-request-id: late\r\nhost: b\r\n\r\n" % (len(BODY) - 1, BODY[1:])
+    async with (
+        scheduler(script),
+        running(folder, script.address, connections={"header_bytes": 200}) as frontend,
+        Peer(frontend) as peer,
+    ):
+        peer.writer.write(CHUNKED + b"connection: close\r\n\r\n")
+        for byte in sent:
+            peer.writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        said = await peer.said()
+    assert said[9:12] == b"200"
+    assert b"late" not in said
+
+
+@pytest.mark.parametrize(
+    "cut", [b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\nodd\r\n"]
+)
+async def test_who_leaves_within_a_body_is_no_fault(folder: Path, cut: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        async with Peer(frontend) as peer:
+            peer.writer.write(HEAD + cut)
+            await peer.writer.drain()
+            peer.writer.write_eof()
+            await peer.said()
+        kinds: set[str] = set()
+        async with asyncio.timeout(60):
+            while not kinds:
+                counted = await frontend.metrics()
+                mine = [name for name in counted if "handler=/v1/completions" in name and counted[name]]
+                kinds = {kind for kind in ("4xx", "5xx") for name in mine if f"={kind}" in name}
+    assert kinds == {"4xx"}
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) -> None:
