@@ -10,7 +10,7 @@ from quire.services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_F
 from quire.services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from quire.services.frontend.anthropic_edge.tools import MODES
 from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
-from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.nested_fields import check_models, check_objects
 from quire.services.frontend.http.ranges import needs

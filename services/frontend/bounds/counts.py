@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sized
 from itertools import chain
 from typing import Any
 
+from quire.services.frontend.bounds.extra_body import opened
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 
@@ -79,6 +80,7 @@ def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     """Of a parsed JSON body of so many bytes, before its fields are looked at one by one."""
+    body = opened(body)
     if not isinstance(body, dict):
         return
     if len(body) > MOST_FIELDS:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from quire.services.frontend.bounds import counts, text
+from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.bounds.room import Room
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
@@ -32,6 +33,7 @@ def check(document: Any, body: bytes, limits: RequestLimits) -> None:
 
 def check_prompt(document: Any, room: Room) -> None:
     """Of a request: what would be refused in any case once its fields have been read. Raises InvalidArgument."""
+    document = opened(document)
     if not isinstance(document, dict):
         return
     cut = document.get("truncate_prompt_tokens") is not None

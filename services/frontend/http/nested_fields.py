@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
-from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.http.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
 
 Path = tuple[Any, int | str] | None
 """A path before it, and an index or a field; None: the beginning."""
@@ -28,6 +28,8 @@ def check_objects(unknown: UnknownFields, value: Any, shape: Shape, place: str) 
     is counted once, however many of the objects have it."""
     found: dict[tuple[int, str], tuple[Shape, Path]] = {}
     _collect(value, shape, None, found)
+    if len(found) > MOST_NAMES:
+        raise too_many_names(place)
     for (_, name), (kind, path) in sorted(found.items(), key=lambda entry: entry[0][1]):
         unknown.check([name], kind.fields, f"{place}{_written(path)}.")
 
@@ -59,18 +61,24 @@ def _is_opaque(value: Mapping[str, Any], shape: Shape) -> bool:
     return isinstance(kind, str) and kind in shape.opaque
 
 
-def check_models(unknown: UnknownFields, model: BaseModel, place: str = "") -> None:
+def check_models(unknown: UnknownFields, model: BaseModel) -> None:
     """Raises InvalidArgument for a field that is refused in the models inside of a body."""
+    inside = list(_models(model, ""))
+    if len({name for _, one in inside for name in one.model_extra or ()}) > MOST_NAMES:
+        raise too_many_names("")
+    for place, one in inside:
+        fields = {field.alias or name for name, field in type(one).model_fields.items()}
+        unknown.check((one.model_extra or {}).keys(), fields, place)
+
+
+def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
+    """The models inside, and the prefix of their fields."""
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            _check_model(unknown, value, f"{place}{name}")
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            for number, entry in enumerate(value):
-                _check_model(unknown, entry, f"{place}{name}[{number}]")
-
-
-def _check_model(unknown: UnknownFields, model: BaseModel, place: str) -> None:
-    fields = {one.alias or name for name, one in type(model).model_fields.items()}
-    unknown.check((model.model_extra or {}).keys(), fields, f"{place}.")
-    check_models(unknown, model, f"{place}.")
+        entries = {f"{place}{name}.": value}
+        if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            entries = {f"{place}{name}[{number}].": entry for number, entry in enumerate(value)}
+        for prefix, one in entries.items():
+            if isinstance(one, BaseModel):
+                yield prefix, one
+                yield from _models(one, prefix)

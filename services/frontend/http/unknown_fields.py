@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
@@ -38,6 +39,7 @@ NAMES_ELSEWHERE = {
     "system_prompt": "messages",
 }
 LONGEST_NAME = 64  # characters; longer names resemble no field
+MOST_NAMES = 256  # that are not known, of the objects of one kind in a body; each is compared with all that are
 LIKENESS = 0.8  # of two names, from 0 to 1: two letters swapped of five, two wrong of eleven
 
 
@@ -52,7 +54,9 @@ class UnknownFields:
     def check(self, names: Iterable[str], known: Collection[str], place: str = "") -> None:
         """Raises InvalidArgument for a name that is refused. `place`: prefix of the names, as in `options.`."""
         fields = frozenset(known)
-        for name in names:
+        for number, name in enumerate(names):
+            if number >= MOST_NAMES:
+                raise too_many_names(place)
             likely = likely_name(name, fields)
             if likely or self._is_strict:
                 raise unrecognized(place + name, place + likely if likely else "")
@@ -65,6 +69,13 @@ def unrecognized(name: str, likely: str = "") -> InvalidArgument:
     return InvalidArgument(f"Unrecognized request argument supplied: {name:.64}{hint}", field=name)
 
 
+def too_many_names(place: str) -> InvalidArgument:
+    """Returns the error for more unknown fields than are looked at; `place`: prefix of their names, or empty."""
+    field = re.split(r"[.\[]", place, maxsplit=1)[0] or "body"
+    text = f"{place.rstrip('.') or 'the body'} has more than {MOST_NAMES} fields that are not known: leave them out"
+    return InvalidArgument(text, field=field)
+
+
 @lru_cache(maxsize=4096)
 def likely_name(name: str, known: frozenset[str]) -> str:
     """Returns the known field that the client probably meant; empty if there is none."""
@@ -72,9 +83,26 @@ def likely_name(name: str, known: frozenset[str]) -> str:
         return ""
     if (elsewhere := NAMES_ELSEWHERE.get(name)) in known:
         return str(elsewhere)
-    plain = {_plain(field): field for field in sorted(known)}
-    found = get_close_matches(_plain(name), plain, n=1, cutoff=LIKENESS)
-    return plain[found[0]] if found else ""
+    plain, wanted = _plain(name), frozenset(_plain(name))
+    near = {
+        other: field
+        for other, (field, letters) in _spelled(known).items()
+        if _may_be_near(plain, wanted, other, letters)
+    }
+    found = get_close_matches(plain, near, n=1, cutoff=LIKENESS)
+    return near[found[0]] if found else ""
+
+
+@lru_cache(maxsize=256)
+def _spelled(known: frozenset[str]) -> dict[str, tuple[str, frozenset[str]]]:
+    """By plain spelling: each field, and the letters of the plain spelling."""
+    return {_plain(field): (field, frozenset(_plain(field))) for field in sorted(known)}
+
+
+def _may_be_near(name: str, letters: frozenset[str], other: str, others: frozenset[str]) -> bool:
+    """Whether two names may be alike enough, by letters that only one of them has: to compare them takes far longer."""
+    common = min(len(name) - len(letters - others), len(other) - len(others - letters))
+    return 2 * common >= LIKENESS * (len(name) + len(other))
 
 
 def _plain(name: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.model_field import ModelField
 from quire.services.frontend.http.nested_fields import Shape, check_models, check_objects

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.model_field import ModelField
 from quire.services.frontend.http.nested_fields import check_models, check_objects

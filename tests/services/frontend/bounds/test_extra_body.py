@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.services.frontend.http.extra_body import opened
+from quire.services.frontend.bounds import json_body
+from quire.services.frontend.bounds.extra_body import opened
+from quire.services.frontend.bounds.room import Room
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.speech import prompt_text
 from tests.services.frontend.talking import ASK, talking, talking_folder
@@ -51,3 +56,28 @@ def test_fields_inside_count_before_those_outside() -> None:
     assert opened({"extra_body": {"extra_body": {"a": 1}}}) == {"extra_body": {"a": 1}}
     for plain in ({"a": 1}, {"extra_body": None}, {"extra_body": [1]}, "text", None):
         assert opened(plain) == plain
+
+
+LARGE: list[dict[str, Any]] = [
+    {"messages": ASK * 5000},
+    {"stop": ["a"] * 200},
+    {"metadata": {"a": "b" * 1000}},
+    {f"acme_{number}": 1 for number in range(300)},
+    {"chat_template_kwargs": {"a": "b" * 2_000_000}},
+]
+
+
+@pytest.mark.parametrize("inner", LARGE)
+def test_its_fields_have_the_bounds_of_those_outside(inner: dict[str, Any]) -> None:
+    bodies = [{"messages": ASK} | inner, {"messages": ASK, "extra_body": inner}]
+    refusals = []
+    for body in bodies:
+        with pytest.raises(InvalidArgument) as refused:
+            json_body.check(body, json.dumps(body).encode(), RequestLimits())
+        refusals.append(refused.value.field)
+    assert refusals[0] == refusals[1]
+
+
+def test_a_long_prompt_inside_is_refused_before_it_is_tokenized() -> None:
+    with pytest.raises(InvalidArgument, match="in which at most 4000 characters fit"):
+        json_body.check_prompt({"extra_body": {"prompt": "a" * 5000}}, Room(400, 10))

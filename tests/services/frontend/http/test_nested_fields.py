@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.http.nested_fields import Shape, check_objects
-from quire.services.frontend.http.unknown_fields import OTHER, UnknownFields
+from quire.services.frontend.http.unknown_fields import MOST_NAMES, OTHER, UnknownFields
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
@@ -176,3 +176,22 @@ def test_a_name_is_counted_once_for_all_objects_of_a_kind() -> None:
     check_objects(UnknownFields(count), None, message, "messages")
     with pytest.raises(InvalidArgument, match=r"messages\[100\]\.content\.txt; did you mean"):
         check_objects(UnknownFields(count), [*messages, {"content": {"txt": 1}}], message, "messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
+        (CHAT, tool(**{f"acme_{number}": 1 for number in range(MOST_NAMES + 1)})),
+        (CHAT, {"messages": [USER], "stream_options": {f"acme_{number}": 1 for number in range(MOST_NAMES + 1)}}),
+        (RESPONSES, {"input": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
+        (MESSAGES, {"messages": [{**USER, f"acme_{number}": 1} for number in range(MOST_NAMES + 1)]}),
+    ],
+)
+async def test_more_names_than_are_looked_at_are_refused(path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    """Each is compared with all that are known, on the loop: 5,000 of them took seconds."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(talking_folder(tmp_path / "talking"), script.address) as frontend:
+        answer = await frontend.http.post(path, json={**FEW[path], **body})
+    assert answer.status_code == 400, answer.text
+    assert f"more than {MOST_NAMES} fields that are not known: leave them out" in answer.text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.services.frontend.http.unknown_fields import LABELS, OTHER, UnknownFields, likely_name
+from quire.services.frontend.http.unknown_fields import LABELS, LIKENESS, OTHER, UnknownFields, likely_name
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
@@ -106,7 +107,10 @@ def test_labels_are_bounded() -> None:
     def count(label: str) -> None:
         counted[label] += 1
 
-    UnknownFields(count).check([*LABELS, *(f"zz{number}" for number in range(1000))], KNOWN)
+    unknown = UnknownFields(count)
+    unknown.check(LABELS, KNOWN)
+    for place in range(0, 1000, 100):
+        unknown.check([f"zz{number}" for number in range(place, place + 100)], KNOWN)
     assert counted == Counter(dict.fromkeys(LABELS, 1)) + Counter({OTHER: 1000})
 
 
@@ -114,3 +118,15 @@ def test_a_strict_policy_names_the_field_and_its_object() -> None:
     with pytest.raises(InvalidArgument, match=r"supplied: options\.plugins$") as refused:
         UnknownFields(lambda _: None, strict=True).check(["plugins"], KNOWN, "options.")
     assert refused.value.field == "options.plugins"
+
+
+@pytest.mark.parametrize("known", [KNOWN, frozenset(LABELS)])
+def test_names_that_share_few_letters_are_told_apart_as_by_comparing(known: frozenset[str]) -> None:
+    """The letters alone rule most of them out; what they let through is as it was."""
+    fields = {field.lower().replace("-", "").replace("_", ""): field for field in sorted(known)}
+    changes = [("", 1), ("x", 0), ("x", 1), ("abc", 0), ("zz", 2)]
+    names = [name[:at] + more + name[at + cut :] for name in fields for at in range(3) for more, cut in changes]
+    for name in names:
+        if name not in LABELS:
+            found = get_close_matches(name, fields, n=1, cutoff=LIKENESS)
+            assert likely_name(name, known) == (fields[found[0]] if found else "")
