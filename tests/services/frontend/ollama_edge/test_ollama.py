@@ -208,3 +208,28 @@ async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> No
         2,
     )
     assert "".join(piece.message.thinking or "" for piece in pieces) == "Malmö."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "told"),
+    [
+        # ollama#8395: a conversation to /api/generate got an empty answer, as a call that loads the model does
+        ("/api/generate", {"messages": ASK}, "messages", "prompt is empty, and messages is a field of /api/chat"),
+        ("/api/chat", {"prompt": "hi"}, "prompt", "messages is empty, and prompt is a field of /api/generate"),
+        ("/api/chat", {"messages": [], "prompt": "hi"}, "prompt", "send it there"),
+    ],
+)
+async def test_a_call_to_the_wrong_path_is_told_the_right_one(
+    talking_model: Path, path: str, body: dict[str, Any], field: str, told: str
+) -> None:
+    async with talking(talking_model, "ok") as (frontend, _, script):
+        answer = await frontend.http.post(path, json={"model": "talking", **body})
+        loads = [
+            await frontend.http.post(path, json={"model": "talking", **empty})
+            for empty in ({}, {"prompt": "", "messages": []}, {"keep_alive": 0})
+        ]
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]
+    assert told in answer.json()["error"]
+    assert [load.json()["done_reason"] for load in loads] == ["load"] * 3
+    assert not script.submissions
