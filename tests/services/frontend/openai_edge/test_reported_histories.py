@@ -266,3 +266,24 @@ async def test_results_of_responses_and_messages_are_ordered_alike(talking_model
     messages = await prompt(talking_model, "/v1/messages", {"messages": turns, "max_tokens": 5})
     assert responses.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
     assert messages.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
+
+
+@pytest.mark.parametrize(
+    ("tools", "kinds"),
+    [
+        # codex-proxy#707: an assistant for code that edits files by one tool with a grammar
+        ([{"type": "custom", "name": "ApplyPatch", "format": {"type": "grammar", "syntax": "lark"}}], "custom"),
+        ([{"type": "web_search"}, {"type": "custom", "name": "P"}], "custom, web_search"),
+        ([{"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "P"}]}], "namespace"),
+    ],
+)
+async def test_a_required_call_needs_a_function_and_says_which_tools_are_none(
+    talking_model: Path, tools: list[dict[str, Any]], kinds: str
+) -> None:
+    body = {"model": "talking", "input": "hi", "tools": tools}
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        answer = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "required"})
+        free = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "auto"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert f"tools of type {kinds} are not offered" in answer.json()["error"]["message"]
+    assert free.status_code == 200
