@@ -37,7 +37,7 @@ TOOL = Shape(
     {"function": Shape(frozenset({"name", "description", "parameters", "strict"}))},
 )
 # By name: the values with which it does nothing. Any other asks for what is not offered.
-HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None,)}
+HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None, True)}
 
 
 class Options(BaseModel):

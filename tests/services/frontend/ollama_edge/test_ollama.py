@@ -233,3 +233,25 @@ async def test_a_call_to_the_wrong_path_is_told_the_right_one(
     assert told in answer.json()["error"]
     assert [load.json()["done_reason"] for load in loads] == ["load"] * 3
     assert not script.submissions
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # n8n-docs#2066: the options of a workflow's node, at the values that its form shows
+        {
+            "frequency_penalty": 0, "low_vram": False, "main_gpu": 0, "num_batch": 512, "num_ctx": 2048, "num_gpu": -1,
+            "num_predict": -1, "num_thread": 0, "penalize_newline": True, "presence_penalty": 0, "repeat_penalty": 1,
+            "temperature": 0.7, "top_k": -1, "top_p": 1, "use_mlock": False, "use_mmap": True, "vocab_only": False,
+        },
+        {"penalize_newline": None, "repeat_last_n": -1},
+        {"penalize_newline": True, "repeat_penalty": 1.2},  # every token is penalized here
+    ],
+)  # fmt: skip
+async def test_options_that_change_nothing_are_taken(talking_model: Path, options: dict[str, Any]) -> None:
+    body = {"model": "talking", "messages": ASK, "stream": False, "options": options}
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        taken = await frontend.http.post("/api/chat", json=body)
+        other = await frontend.http.post("/api/chat", json={**body, "options": {"penalize_newline": False}})
+    assert taken.status_code == 200, taken.text
+    assert (other.status_code, "penalize_newline" in other.json()["error"]) == (400, True)
