@@ -1,7 +1,8 @@
 """Rewrites a JSON Schema into one of the same meaning that more grammar libraries can compile.
 
 JSON Schema 2020-12, 7.2.1: `format` is an annotation unless an implementation asserts it. Formats that no library here
-asserts are left out, as other annotations are.
+asserts are left out, as other annotations are. So are keywords that are null, which no keyword but `const` may be:
+serializers of Go and C# write it for a field that is not set.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ASSERTIONS = frozenset((
     "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else", "allOf", "anyOf", "oneOf", "not",
     "$ref", "$dynamicRef", "$recursiveRef", "$defs", "definitions",
 ))  # fmt: skip
+NEVER_NULL = ASSERTIONS - {"const"}  # null: a client's serializer had nothing to write
 MAX_BOUND = 2**63 - 1024  # the largest float below 2**63
 WIDE_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 HOLD_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
@@ -49,12 +51,12 @@ def rewritten(node: Any, rewrite: Callable[[Json], Json], *, names: bool = False
 
 
 def without_annotations(schema: Any) -> Any:
-    """Leaves out formats that no library asserts, and propertyNames that every name fulfils."""
+    """Leaves out formats that no library asserts, propertyNames that every name fulfils, and keywords that are null."""
     return rewritten(schema, _without_annotations)
 
 
 def _without_annotations(schema: Json) -> Json:
-    found = dict(schema)
+    found = {key: value for key, value in schema.items() if value is not None or key not in NEVER_NULL}
     if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
         del found["format"]
     names = found.get("propertyNames")

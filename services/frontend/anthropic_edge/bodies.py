@@ -13,6 +13,7 @@ from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RU
 from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.nested_fields import check_models, check_objects
+from quire.services.frontend.http.optional_fields import Flag, OptionalText
 from quire.services.frontend.http.ranges import needs
 from quire.services.frontend.http.unknown_fields import UnknownFields
 from quire.services.frontend.input_processor.not_offered import refuse_not_offered
@@ -93,7 +94,7 @@ class CountBody(BaseModel):
         extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [MUST_CALL])
     )
 
-    model: str = ""
+    model: OptionalText = ""
     messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
     system: str | list[dict[str, Any]] | None = Field(None, json_schema_extra=SYSTEM)
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra={"items": TOOL})
@@ -133,7 +134,7 @@ class MessagesBody(CountBody):
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: list[str] | None = None
-    stream: bool = False
+    stream: Flag = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -60,19 +60,25 @@ class LateRoute(BaseRoute):
         """Nobody has cut a path in front off for the app: own_paths.py has."""
         if self._pattern.match(scope["path"]) is None:
             return Match.NONE, {}
-        return self.built.matches(scope)
+        return self.built.matches(_read(scope))
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._own_query and scope["query_string"]:
             query.refuse_unknown(self.built, scope)
-        await self.built.handle(scope, receive, send)
+        await self.built.handle(_read(scope), receive, send)
+
+
+def _read(scope: Scope) -> Scope:
+    """Returns a HEAD call as GET (RFC 9110, 9.3.2); the server sends the headers of its answer alone."""
+    return {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
 
 
 def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
     """That a call's path is served by, whichever it came with; where several paths of routes fit it, the first's."""
     there = [built(route) for route in routes if route.matches(scope)[0] is not Match.NONE]
     same = (route for route in there if getattr(route, "path", None) == getattr(there[0], "path", None))
-    return sorted({method for route in same for method in getattr(route, "methods", None) or ()})
+    found = {method for route in same for method in getattr(route, "methods", None) or ()}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def built(route: BaseRoute) -> BaseRoute:

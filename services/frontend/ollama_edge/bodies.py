@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quire.services.frontend.http import ranges
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.nested_fields import Shape, check_objects
+from quire.services.frontend.http.optional_fields import Flag, OptionalText
 from quire.services.frontend.http.unknown_fields import UnknownFields
 from quire.services.frontend.input_processor.not_offered import refuse_not_offered
 from quire.services.frontend.input_processor.other_samplers import SAMPLERS
@@ -36,7 +37,7 @@ TOOL = Shape(
     {"function": Shape(frozenset({"name", "description", "parameters", "strict"}))},
 )
 # By name: the values with which it does nothing. Any other asks for what is not offered.
-HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None,)}
+HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None, True)}
 
 
 class Options(BaseModel):
@@ -70,7 +71,7 @@ class OllamaBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
 
-    model: str = Field("", description="with or without :latest; empty: the only one")
+    model: OptionalText = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
 
     @property
@@ -102,7 +103,7 @@ WITHOUT_TEMPLATE = {
 class AnswerBody(OllamaBody):
     """What chats and generations share."""
 
-    stream: bool = True
+    stream: Flag = True
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON Schema")
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
@@ -133,16 +134,16 @@ class OllamaGenerateBody(AnswerBody):
         json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [WITHOUT_TEMPLATE])
     )
 
-    prompt: str = ""
-    system: str = ""
-    raw: bool = Field(default=False, description="the prompt is taken as it is, without a template")
+    prompt: OptionalText = ""
+    system: OptionalText = ""
+    raw: Flag = Field(default=False, description="the prompt is taken as it is, without a template")
 
 
 class EmbedBody(OllamaBody):
     """POST /api/embed"""
 
     input: str | list[str] = Field(json_schema_extra=ranges.TEXT_TO_READ)
-    truncate: bool = True
+    truncate: Flag = True
     dimensions: int | None = Field(None, json_schema_extra={"minimum": 1})
 
 

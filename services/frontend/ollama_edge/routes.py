@@ -20,6 +20,7 @@ from quire.services.frontend.http.worded_route import worded_route
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.ollama_edge import errors
 from quire.services.frontend.ollama_edge.bodies import (
+    AnswerBody,
     EmbedBody,
     EmbeddingsBody,
     OllamaChatBody,
@@ -32,6 +33,7 @@ from quire.services.frontend.ollama_edge.requests import chat_request, check_opt
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.request.request import Request as Asked
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.errors import InvalidArgument
 from quire.shared.version import VERSION
 
 PREFIX = "/api/"
@@ -81,6 +83,7 @@ class OllamaRoutes:
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.called).name
         if not body.messages:
+            _refuse_other_call(body, "prompt", "messages", "/api/generate")
             check_options(body.chosen, self._tokenizer.defaults)
             return _loaded(OllamaChatFormat(model, self._texts))
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
@@ -91,6 +94,7 @@ class OllamaRoutes:
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.called).name
         if not body.prompt:
+            _refuse_other_call(body, "messages", "prompt", "/api/chat")
             check_options(body.chosen, self._tokenizer.defaults)
             return _loaded(OllamaGenerateFormat(model, self._texts))
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
@@ -197,3 +201,10 @@ def _time(entry: CatalogueEntry) -> str:
 def _loaded(answer_format: LineFormat) -> Response:
     """Whoever says nothing asks for the model to be loaded, which it is."""
     return Response(orjson.dumps({**answer_format.nothing(), "done_reason": "load"}), media_type="application/json")
+
+
+def _refuse_other_call(body: AnswerBody, given: str, missing: str, path: str) -> None:
+    """Raises InvalidArgument for a call without its own field that has the one of `path` instead: it would be answered
+    with nothing, as one that loads the model is."""
+    if (body.model_extra or {}).get(given):
+        raise InvalidArgument(f"{missing} is empty, and {given} is a field of {path}: send it there", field=missing)

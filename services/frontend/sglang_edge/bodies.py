@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.services.frontend.http import ranges
+from quire.services.frontend.http.optional_fields import Flag
 from quire.services.frontend.http.plain_fields import PlainFields
 from quire.services.frontend.http.ranges import exactly_one
 
@@ -29,10 +30,10 @@ class SamplingBody(PlainFields):
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    no_stop_trim: bool = Field(default=False, description="the text keeps the stop string")
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    ignore_eos: Flag = False
+    no_stop_trim: Flag = Field(default=False, description="the text keeps the stop string")
+    skip_special_tokens: Flag = True
+    spaces_between_special_tokens: Flag = True
     logit_bias: dict[str, float] | None = None
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -48,15 +49,15 @@ class SglangGenerateBody(BaseModel):
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = Field(None, json_schema_extra={"items": {"minimum": 0, **ONE_ID}})
     sampling_params: SamplingBody | None = None
-    stream: bool = False
+    stream: Flag = False
     rid: str | None = Field(None, description="the id of the request")
     model: str = ""
     lora_path: str | None = Field(None, description="the name of an adapter")
     priority: int | None = Field(
         None, description="the larger first", json_schema_extra={"minimum": 1 - ranges.PRIORITY_BOUND}
     )
-    return_logprob: bool = False
+    return_logprob: Flag = False
     top_logprobs_num: int = Field(0, ge=0)
     token_ids_logprob: list[int] | None = None
     logprob_start_len: int = Field(-1, ge=-1, description="from which token of the prompt on; -1: of the output alone")
-    return_text_in_logprobs: bool = False
+    return_text_in_logprobs: Flag = False

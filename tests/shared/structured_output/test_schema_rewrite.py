@@ -38,6 +38,29 @@ def test_a_format_that_a_library_asserts_holds() -> None:
     assert not takes({"type": "string", "format": "date"}, "yesterday")
 
 
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # mcp-go#712, coder#17365: Go writes null for the properties of a tool that takes none
+        ({"type": "object", "properties": None, "required": None}, {}, 1),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "enum": None, "pattern": None}}, "anyOf": None},
+            {"a": "x"},
+            {"a": 1},
+        ),
+        ({"type": "array", "items": None, "maxItems": 1, "description": None}, [1], [1, 2]),
+        ({"type": None, "minimum": None, "format": None, "$defs": None, "enum": ["a"]}, "a", "b"),
+        # values that are null stay
+        ({"const": None}, None, 1),
+        ({"enum": [None, 1], "default": None}, None, 2),
+        ({"properties": {"a": {"const": None}}, "required": ["a"], "type": "object"}, {"a": None}, {"a": 1}),
+    ],
+)
+def test_a_keyword_that_is_null_is_not_there(schema: Any, right: Any, wrong: Any) -> None:
+    assert takes(schema, right)
+    assert not takes(schema, wrong)
+
+
 def test_values_and_names_are_no_keywords() -> None:
     schema = {
         "properties": {"format": {"const": {"format": "phone"}}, "default": {"format": "phone"}},

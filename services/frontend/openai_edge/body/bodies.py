@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
@@ -20,6 +21,7 @@ from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.model_field import ModelField
 from quire.services.frontend.http.nested_fields import Shape, check_models, check_objects
+from quire.services.frontend.http.optional_fields import Flag
 from quire.services.frontend.http.plain_fields import PlainFields
 from quire.services.frontend.http.ranges import exactly_one, given
 from quire.services.frontend.http.unknown_fields import UnknownFields
@@ -98,8 +100,8 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool = Field(default=False, description="end with a chunk that holds the usage")
-    continuous_usage_stats: bool = Field(default=False, description="usage so far in every chunk")
+    include_usage: Flag = Field(default=False, description="end with a chunk that holds the usage")
+    continuous_usage_stats: Flag = Field(default=False, description="usage so far in every chunk")
     include_obfuscation: bool | None = Field(
         default=None, description="accepted for OpenAI's clients; nothing is padded"
     )
@@ -130,8 +132,8 @@ class GenerationBody(Body, PlainFields):
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
+    ignore_eos: Flag = False
+    include_stop_str_in_output: Flag = False
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
@@ -140,7 +142,7 @@ class GenerationBody(Body, PlainFields):
     allowed_token_ids: list[int] | None = Field(None, json_schema_extra=NOT_EMPTY)
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
-    use_beam_search: bool = Field(default=False, description="the n most likely answers, found with n beams")
+    use_beam_search: Flag = Field(default=False, description="the n most likely answers, found with n beams")
     length_penalty: float | None = None
     early_stopping: bool | None = None
     logprob_token_ids: list[int] | None = None
@@ -150,13 +152,13 @@ class GenerationBody(Body, PlainFields):
     thinking_token_budget: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    skip_special_tokens: Flag = True
+    spaces_between_special_tokens: Flag = True
     skip_reading_prefix_cache: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = Field(None, ge=1, description="tokens of a choice between its chunks")
-    resumable: bool = Field(
+    resumable: Flag = Field(
         default=False, description="go on without the client; GET /v1/streams/{request_id} takes the stream up again"
     )
     retention_s: float | None = Field(
@@ -188,7 +190,7 @@ class CompletionBody(GenerationBody):
     prompt: PromptField
     best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
     logprobs: int | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
 
 class ChatOptions(GenerationBody):
@@ -201,9 +203,9 @@ class ChatOptions(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -216,7 +218,7 @@ class ChatOptions(GenerationBody):
     )
     reasoning: ReasoningField | None = Field(None, description="OpenRouter's name of reasoning_effort and thinking")
     think: bool | ReasoningEffort | None = Field(None, description="Ollama's name of enable_thinking")
-    include_reasoning: bool = True
+    include_reasoning: Flag = True
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
     tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
@@ -242,7 +244,7 @@ class ChatBatchBody(ChatOptions):
 class PooledBody(Body):
     """What all calls have in common that read texts and write none."""
 
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     request_id: str | None = None
@@ -317,13 +319,24 @@ class ScoreBody(PooledBody):
     data_2: Texts | None = None
 
 
+def _text_of_document(sent: Any) -> Any:
+    """Reads a document of Cohere's or Jina's clients: a text, or an object that holds it."""
+    if isinstance(sent, dict) and isinstance(sent.get("text"), str):
+        return sent["text"]
+    return sent
+
+
+DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": TEXT}}
+Document = Annotated[str, BeforeValidator(_text_of_document), WithJsonSchema({"anyOf": [TEXT, DOCUMENT]})]
+
+
 class RerankBody(PooledBody):
     """POST /rerank, as Jina and Cohere have it"""
 
     query: str = Field(json_schema_extra=TEXT)
-    documents: list[str] = Field(json_schema_extra={"items": TEXT, **NOT_EMPTY})
+    documents: list[Document] = Field(json_schema_extra=NOT_EMPTY, description="texts, or objects with a text")
     top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
-    return_documents: bool = True
+    return_documents: Flag = True
 
 
 class TokenizeBody(Body):
@@ -338,8 +351,8 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = Field(None, json_schema_extra=SAID)
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -359,7 +372,7 @@ class LoadAdapterBody(BaseModel):
 
     lora_name: str
     lora_path: str = Field(description="its folder on the machines of the workers, or relative to their lora_folders")
-    load_inplace: bool = Field(False, description="take the place of the one that is loaded by this name")
+    load_inplace: Flag = Field(False, description="take the place of the one that is loaded by this name")
 
 
 class UnloadAdapterBody(BaseModel):

@@ -11,6 +11,7 @@ from quire.services.frontend.bounds.extra_body import opened
 from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.model_field import ModelField
 from quire.services.frontend.http.nested_fields import check_models, check_objects
+from quire.services.frontend.http.optional_fields import Flag
 from quire.services.frontend.http.plain_fields import PlainFields
 from quire.services.frontend.http.ranges import needs
 from quire.services.frontend.http.unknown_fields import UnknownFields
@@ -149,10 +150,10 @@ class ResponsesBody(PlainFields):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
+    ignore_eos: Flag = False
     min_tokens: int | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: Flag = False
+    skip_special_tokens: Flag = True
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.services.frontend.openai_edge.body import tools as chat_tools
 from quire.services.frontend.openai_edge.responses import said
-from quire.services.frontend.request.tool_offer import AUTO, NONE, ToolOffer
+from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 Json = Mapping[str, Any]
@@ -25,6 +25,7 @@ def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOf
     _check_choice(choice, tools or ())
     nested = [_nested(function) for _, function in _functions(tools or ())]
     if not nested:
+        _check_call_is_possible(choice, tools or ())
         return chat_tools.read(None, None if choice in (AUTO, NONE) else choice, parallel=parallel)
     return chat_tools.read(nested, _nested_choice(choice), parallel=parallel)
 
@@ -113,6 +114,17 @@ def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
     ):
         raise Unimplemented(
             f"tool_choice: tools of type {kind!r:.64} are not offered by this server; send auto", field="tool_choice"
+        )
+
+
+def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
+    """Raises Unimplemented where a call is required and every tool is of a kind that is not shown."""
+    kinds = sorted({str(tool.get("type")) for tool in tools})
+    if choice == REQUIRED and kinds:
+        raise Unimplemented(
+            f"tool_choice: required needs a function among the tools; tools of type {', '.join(kinds):.64} are not "
+            "offered by this server; add a function, or send auto",
+            field="tool_choice",
         )
 
 

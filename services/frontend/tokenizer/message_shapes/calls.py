@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from quire.services.frontend.request.conversation import NO_JSON
@@ -22,6 +23,7 @@ def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
     """Returns the turns with calls and results as the template reads them."""
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
+    turns = _in_order_of_calls(turns)
     if shape.call_ids != "given" or shape.result_names == "function" or shape.parallel_calls == "split":
         turns = _with_ids(turns)
     if shape.call_ids != "given":
@@ -59,6 +61,24 @@ def _gathered(turns: Sequence[Message]) -> list[Message]:
 def _without_null(turn: Message) -> Message:
     """A turn without calls has at least an empty text."""
     return turn if turn.get("content") is not None else {**turn, "content": ""}
+
+
+def _in_order_of_calls(turns: Sequence[Message]) -> list[Message]:
+    """Puts the results of each turn's calls in the order of the calls: clients send them as the tools end, and most
+    templates show no ids, so that the model reads the first result as that of the first call."""
+    written = list(turns)
+    for place, turn in enumerate(turns):
+        calls = turn.get("tool_calls") or ()
+        if len(calls) < 2:
+            continue
+        results = list(takewhile(lambda other: other["role"] == "tool", turns[place + 1 :]))
+        order: dict[str, int] = {}
+        for number, call in enumerate(calls):
+            order.setdefault(call.get("id") or "", number)
+        if all(result.get("tool_call_id") for result in results):
+            results.sort(key=lambda result: order.get(result["tool_call_id"], len(order)))
+            written[place + 1 : place + 1 + len(results)] = results
+    return written
 
 
 def _with_ids(turns: Sequence[Message]) -> list[Message]:

@@ -131,9 +131,9 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
-        ("/v1/responses/r", "DELETE, GET"),
-        ("/v1/streams/s", "DELETE, GET"),
-        ("/v1/files", "GET, POST"),
+        ("/v1/responses/r", "DELETE, GET, HEAD"),
+        ("/v1/streams/s", "DELETE, GET, HEAD"),
+        ("/v1/files", "GET, HEAD, POST"),
         ("/v1/completions", "POST"),
         ("/v1/messages", "POST"),
         ("/v1/responses/input_tokens", "POST"),  # and not those of /v1/responses/ID, which it fits as well
@@ -143,6 +143,27 @@ async def test_other_errors_have_the_same_shape(frontend: Running) -> None:
 async def test_a_wrong_method_is_told_all_that_the_path_has(frontend: Running, path: str, methods: str) -> None:
     answer = await frontend.http.request("PUT", path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    # mcp-mesh#262, omi#2985: monitors ask by HEAD; Ollama answers it on /api/tags and /api/version
+    [
+        ("/api/tags", 200),
+        ("/api/version", 200),
+        ("/v1/models", 200),
+        ("/v1/models/other", 404),
+        ("/health", 200),
+        ("/load", 200),
+        ("/v1/completions", 405),
+        ("/nowhere", 404),
+    ],
+)
+async def test_head_is_get_without_its_body(frontend: Running, path: str, status: int) -> None:
+    answer, whole = await frontend.http.head(path), await frontend.http.get(path)
+    assert (answer.status_code, answer.content) == (status, b"")
+    assert answer.status_code == whole.status_code
+    assert answer.headers.get("content-type") == whole.headers.get("content-type")
 
 
 @pytest.mark.parametrize(

@@ -208,3 +208,50 @@ async def test_stop_strings_count_in_the_content_only(talking_model: Path) -> No
         2,
     )
     assert "".join(piece.message.thinking or "" for piece in pieces) == "Malmö."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "told"),
+    [
+        # ollama#8395: a conversation to /api/generate got an empty answer, as a call that loads the model does
+        ("/api/generate", {"messages": ASK}, "messages", "prompt is empty, and messages is a field of /api/chat"),
+        ("/api/chat", {"prompt": "hi"}, "prompt", "messages is empty, and prompt is a field of /api/generate"),
+        ("/api/chat", {"messages": [], "prompt": "hi"}, "prompt", "send it there"),
+    ],
+)
+async def test_a_call_to_the_wrong_path_is_told_the_right_one(
+    talking_model: Path, path: str, body: dict[str, Any], field: str, told: str
+) -> None:
+    async with talking(talking_model, "ok") as (frontend, _, script):
+        answer = await frontend.http.post(path, json={"model": "talking", **body})
+        loads = [
+            await frontend.http.post(path, json={"model": "talking", **empty})
+            for empty in ({}, {"prompt": "", "messages": []}, {"keep_alive": 0})
+        ]
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]
+    assert told in answer.json()["error"]
+    assert [load.json()["done_reason"] for load in loads] == ["load"] * 3
+    assert not script.submissions
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # n8n-docs#2066: the options of a workflow's node, at the values that its form shows
+        {
+            "frequency_penalty": 0, "low_vram": False, "main_gpu": 0, "num_batch": 512, "num_ctx": 2048, "num_gpu": -1,
+            "num_predict": -1, "num_thread": 0, "penalize_newline": True, "presence_penalty": 0, "repeat_penalty": 1,
+            "temperature": 0.7, "top_k": -1, "top_p": 1, "use_mlock": False, "use_mmap": True, "vocab_only": False,
+        },
+        {"penalize_newline": None, "repeat_last_n": -1},
+        {"penalize_newline": True, "repeat_penalty": 1.2},  # every token is penalized here
+    ],
+)  # fmt: skip
+async def test_options_that_change_nothing_are_taken(talking_model: Path, options: dict[str, Any]) -> None:
+    body = {"model": "talking", "messages": ASK, "stream": False, "options": options}
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        taken = await frontend.http.post("/api/chat", json=body)
+        other = await frontend.http.post("/api/chat", json={**body, "options": {"penalize_newline": False}})
+    assert taken.status_code == 200, taken.text
+    assert (other.status_code, "penalize_newline" in other.json()["error"]) == (400, True)

@@ -206,3 +206,84 @@ async def test_deltas_of_a_call_name_it_once_and_count_from_zero(talking_model: 
     assert all(piece["id"] for piece in named)
     assert all("name" not in piece["function"] for piece in pieces if "id" not in piece)
     assert len(pieces) > 4
+
+
+CALL_A, CALL_B = (
+    {
+        "id": f"call_{letter}",
+        "type": "function",
+        "function": {"name": "read", "arguments": json.dumps({"item": letter})},
+    }
+    for letter in "ab"
+)
+ASKED_TWICE = assistant(
+    "".join(f'<tool_call>{{"name": "read", "arguments": {{"item": "{letter}"}}}}</tool_call>' for letter in "ab")
+)
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("results", "shown"),
+    [
+        # colibri#118, token.js#36, oh-my-pi#11179: results in the order in which the tools ended
+        ([result("call_b", "of b"), result("call_a", "of a")], ["of a", "of b"]),
+        ([result("call_a", "of a"), result("call_b", "of b")], ["of a", "of b"]),
+        # dify-official-plugins#2352: a result is missing
+        ([result("call_b", "of b")], ["of b"]),
+        # two results of one call stay as they came, those of no call come last
+        ([result("call_b", "1"), result("call_b", "2"), result("call_a", "of a")], ["of a", "1", "2"]),
+        ([result("other", "x"), result("call_b", "of b"), result("call_a", "of a")], ["of a", "of b", "x"]),
+        # without ids their order is all there is
+        ([{"role": "tool", "content": "1"}, result("call_a", "2")], ["1", "2"]),
+    ],
+)
+async def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(
+    talking_model: Path, results: list[dict[str, Any]], shown: list[str]
+) -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
+    found = await prompt(talking_model, "/v1/chat/completions", {"messages": [*ASK, turn, *results, *ASK]})
+    assert ASKED_TWICE + "".join(tool(text) for text in shown) + user("How is the weather?") in found
+
+
+async def test_results_of_each_turn_stay_with_it(talking_model: Path) -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
+    swapped = [result("call_b", "of b"), result("call_a", "of a")]
+    found = await prompt(talking_model, "/v1/chat/completions", {"messages": [*ASK, turn, *swapped, turn, *swapped]})
+    assert found.endswith((ASKED_TWICE + tool("of a") + tool("of b")) * 2)
+
+
+async def test_results_of_responses_and_messages_are_ordered_alike(talking_model: Path) -> None:
+    """CLIProxyAPI#5199: an assistant for code sends the results of parallel reads permuted."""
+    items = [{**CALLED, "call_id": letter, "name": "read", "arguments": f'{{"item": "{letter}"}}'} for letter in "ab"]
+    outputs = [{**GIVEN, "call_id": letter, "output": f"of {letter}"} for letter in "ba"]
+    responses = await prompt(talking_model, "/v1/responses", {"input": [*items, *outputs]})
+    uses = [{"type": "tool_use", "id": letter, "name": "read", "input": {"item": letter}} for letter in "ab"]
+    given = [{"type": "tool_result", "tool_use_id": letter, "content": f"of {letter}"} for letter in "ba"]
+    turns = [*ASK, {"role": "assistant", "content": uses}, {"role": "user", "content": given}]
+    messages = await prompt(talking_model, "/v1/messages", {"messages": turns, "max_tokens": 5})
+    assert responses.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
+    assert messages.endswith(ASKED_TWICE + tool("of a") + tool("of b"))
+
+
+@pytest.mark.parametrize(
+    ("tools", "kinds"),
+    [
+        # codex-proxy#707: an assistant for code that edits files by one tool with a grammar
+        ([{"type": "custom", "name": "ApplyPatch", "format": {"type": "grammar", "syntax": "lark"}}], "custom"),
+        ([{"type": "web_search"}, {"type": "custom", "name": "P"}], "custom, web_search"),
+        ([{"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "P"}]}], "namespace"),
+    ],
+)
+async def test_a_required_call_needs_a_function_and_says_which_tools_are_none(
+    talking_model: Path, tools: list[dict[str, Any]], kinds: str
+) -> None:
+    body = {"model": "talking", "input": "hi", "tools": tools}
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        answer = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "required"})
+        free = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "auto"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert f"tools of type {kinds} are not offered" in answer.json()["error"]["message"]
+    assert free.status_code == 200

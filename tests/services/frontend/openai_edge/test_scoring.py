@@ -129,6 +129,24 @@ async def test_pairs_over_http_and_grpc(tmp_path: Path) -> None:
     assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, field) for field in fields]
 
 
+async def test_documents_of_a_ranking_may_be_objects(tmp_path: Path) -> None:
+    """CrispEmbed#51, OpenViking#3291: Jina's clients and older ones of Cohere wrap each text."""
+    texts = ["two", "two three four five"]
+    async with classifier(tmp_path, "relevant") as (frontend, _):
+        answers = [
+            (await frontend.http.post(path, json={"query": "one", "documents": documents})).json()["results"]
+            for path in ("/rerank", "/v2/rerank")
+            for documents in (texts, [{"text": text} for text in texts], [{"text": texts[0], "id": 7}, texts[1]])
+        ]
+        wrong = [
+            await frontend.http.post("/rerank", json={"query": "one", "documents": [document]})
+            for document in ({"image": "data:,"}, {"text": 5}, {"text": None}, 5)
+        ]
+    assert all(answer == answers[0] for answer in answers)
+    assert [found["document"] for found in answers[0]] == [{"text": texts[1]}, {"text": texts[0]}]
+    assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, "documents.0")] * 4
+
+
 async def test_models_without_a_classifier_say_so(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:

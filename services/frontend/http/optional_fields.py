@@ -1,0 +1,24 @@
+"""Fields that may be left out, for clients that write null for what they leave out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticUseDefault
+
+
+def _default_for_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+Flag = Annotated[
+    bool, BeforeValidator(_default_for_null), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "null"}]})
+]
+"""true or false; null: the field's default."""
+OptionalText = Annotated[
+    str, BeforeValidator(_default_for_null), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
+]
+"""A text; null: the field's default."""
