@@ -16,6 +16,7 @@ from quire.shared.structured_output.checks import (
     FIELD,
     MAX_NESTING,
     MAX_NESTING_OF_TAGS,
+    NOT_COMPILED,
     is_not_offered,
     parse,
     refuse,
@@ -113,7 +114,7 @@ def choose(
             except InvalidArgument as error:
                 if len(names) == 1 or not is_not_offered(error.message):
                     raise
-                reason = error.message.removeprefix(f"{FIELD}: ")
+                reason = "cannot compile it: " + error.message.removeprefix(f"{FIELD}: ").removeprefix(NOT_COMPILED)
         reasons.append(f"{name} {reason}")
     raise _refusal("; ".join(reasons))
 

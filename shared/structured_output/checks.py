@@ -19,6 +19,7 @@ GRAMMAR_LINES = re.compile(r"\n\s*\d+ \| .*|\n<non-verbose/>.*| <non-verbose/>.*
 DEAD_END = "NoExtension"  # llguidance: nothing may follow, and the text may not end
 NOT_OFFERED = re.compile(r"Unimplemented keys|look-?around|look-ahead|not supported|backreferences", re.IGNORECASE)
 MAX_REASON_CHARACTERS = 500
+NOT_COMPILED = "it cannot be compiled: "
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_BYTES = 128 * 1024  # of a whole constraint; compiled, one of these can take 100 MB
 MAX_NESTING = 64
@@ -34,7 +35,7 @@ def refuse(text: str) -> InvalidArgument:
 
 def unusable(reason: str) -> InvalidArgument:
     """Returns the refusal of a constraint that a grammar library cannot use, without the constraint's own text."""
-    return refuse(f"it cannot be compiled: {without_grammar(reason)}")
+    return refuse(NOT_COMPILED + without_grammar(reason))
 
 
 def without_grammar(reason: str) -> str:

@@ -151,9 +151,7 @@ class InputProcessor:
             raise InvalidArgument("model: it classifies texts and does not continue them", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
-        if request.num_samples > self._max_samples:
-            message = f"a request may have at most {self._max_samples} samples in all, got {request.num_samples}."
-            raise InvalidArgument(message, field="prompt" if len(request.prompts) > 1 else "n")
+        prompt_limits.check_count(request, self._max_samples)
         for field, text, most in (
             ("request_id", request.request_id, MAX_NAME_CHARACTERS),
             ("tenant", request.tenant, MAX_NAME_CHARACTERS),

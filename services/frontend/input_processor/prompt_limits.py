@@ -21,6 +21,17 @@ def check_truncation_side(side: str) -> None:
         raise InvalidArgument(f"truncation_side must be 'left' or 'right', got {side!r}.", field="truncation_side")
 
 
+def check_count(request: Request, most: int) -> None:
+    """Raises InvalidArgument where a request has more prompts, samples counted, than the server takes at once."""
+    if request.num_samples > most:
+        counted = "samples" if request.pooling is None else "inputs"
+        text = (
+            f"a request may have at most {most} {counted} in all, got {request.num_samples}; send several requests, "
+            "or start the server with a larger --max-prompts-per-request"
+        )
+        raise InvalidArgument(text, field="prompt" if len(request.prompts) > 1 else "n")
+
+
 def truncate(token_ids: Sequence[int], request: Request, max_model_len: int) -> Sequence[int]:
     """Keeps the last tokens of the prompt, or the first, if the request says so."""
     keep = num_kept(request, max_model_len)

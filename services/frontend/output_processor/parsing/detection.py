@@ -55,7 +55,7 @@ REASONING: Rows = (
     (("<think>", "<answer>"), "hunyuan_a13b"),
     (("<minimax:tool_call>", "<think>"), "deepseek_r1"),  # its <response> is a tool's
     (("<think>", "<response>"), "ernie45"),
-    (("thought process",), "granite"),
+    (("Here is my thought process",), "granite"),
     (("<think>",), "deepseek_r1"),
 )
 

@@ -29,6 +29,7 @@ INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
 # The better first; the last is what Medusa's authors call their heads.
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
+LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
 MOST_INDEX_BYTES = 64 << 20
 
@@ -360,9 +361,13 @@ def _check_file(path: Path) -> None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidArgument(f"model: {path} is no regular file", field="model")
-        path.open("rb").close()
+        with path.open("rb") as file:
+            is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
     except OSError as error:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
+    if is_pointer:
+        text = f"model: cannot read {path}: it is a pointer of Git LFS and no file of weights; run `git lfs pull` there"
+        raise InvalidArgument(text, field="model")
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:

@@ -69,7 +69,11 @@ def events(text: str) -> list[Any]:
         ({"cache_salt": ""}, "cache_salt", "cache_salt: String should have at least 1 character"),
         ({"cache_salt": "s" * 1025}, "cache_salt", "cache_salt must have at most 1024 characters, got 1025."),
         ({"kv_priority": "highest"}, "kv_priority", "kv_priority: Input should be 'low', 'normal' or 'high'"),
-        ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request may have at most 1024 samples in all, got 1200."),
+        (
+            {"prompt": ["a"] * 600, "n": 2},
+            "prompt",
+            "at most 1024 samples in all, got 1200; send several requests, or",
+        ),
         ({"temprature": 1}, "temprature", "Unrecognized request argument supplied: temprature"),
         ({"priority": 2**31}, "priority", "priority must be in [-2^31, 2^31 - 1], got 2147483648."),
         ({"tenant": "t" * 257}, "tenant", "tenant must have at most 256 characters, got 257."),

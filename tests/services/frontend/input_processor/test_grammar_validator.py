@@ -206,6 +206,14 @@ async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator
         await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
 
 
+async def test_what_every_library_lacks_is_refused_with_what_each_says(validator: GrammarValidator) -> None:
+    unique = pb.StructuredOutput(json_schema='{"type": "array", "uniqueItems": true}')
+    with pytest.raises(
+        InvalidArgument, match="backend: llguidance cannot compile it: failed to compile JSON schema: Un"
+    ):
+        await validator.check(unique, ("llguidance", "xgrammar"))
+
+
 EVERY = ("llguidance", "xgrammar", "outlines-core", "lm-format-enforcer")
 SCORE = {"type": "object", "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["score"], "additionalProperties": False}  # fmt: skip

@@ -255,6 +255,34 @@ def test_a_model_that_recommends_nonsense_is_a_start_up_error(tmp_path: Path) ->
         InputProcessor(tokenizer, vocab_size=1000, max_samples=10)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("temperature", "hot", "a number"),
+        ("top_p", [0.9], "a number"),
+        ("repetition_penalty", True, "a number"),
+        ("top_k", 2.5, "an integer"),
+        ("top_k", math.inf, "an integer"),
+        ("max_new_tokens", 0, "an integer of at least 1"),
+    ],
+)
+def test_a_recommendation_that_is_no_number_is_named(tmp_path: Path, name: str, value: Any, needed: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Tokenizer(write_folder(tmp_path, generation_config={name: value}), threads=1)
+    found = f"model: generation_config.json: {name} must be {needed}, got {value!r}; correct it or leave it out"
+    assert refused.value.message == found
+
+
+def test_recommendations_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    """A top_p of 0 leaves the most likely token; integers come as floats, and null says nothing."""
+    sent = {"top_p": 0.0, "top_k": 20.0, "max_new_tokens": 99, "temperature": None}
+    tokenizer = Tokenizer(write_folder(tmp_path, generation_config=sent), threads=1)
+    InputProcessor(tokenizer, vocab_size=1000, max_samples=10)
+    built = sampling_rules.build({}, tokenizer.defaults)
+    assert (built.top_p, built.top_k, built.temperature) == (1e-6, 20, 1.0)
+    assert sampling_rules.build({"top_p": 0.5}, tokenizer.defaults).top_p == 0.5
+
+
 def test_a_plain_parameter_is_refused_by_name_and_beside_beams() -> None:
     for value in (-1.0, math.inf, math.nan):
         with pytest.raises(InvalidArgument, match="top_n_sigma must be 0") as refused:

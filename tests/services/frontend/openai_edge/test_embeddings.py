@@ -35,6 +35,16 @@ async def test_a_prompt_is_submitted_that_samples_nothing(folder: Path) -> None:
     assert not last.skip_reading_prefix_cache
 
 
+async def test_more_inputs_than_a_call_may_have_are_refused_with_the_remedy(folder: Path) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        reply = await frontend.http.post("/v1/embeddings", json={"model": folder.name, "input": ["a"] * 1025})
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith("a request may have at most 1024 inputs in all, got 1025; send several requests")
+    assert not script.submissions
+
+
 async def test_it_goes_on_when_its_session_breaks(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:

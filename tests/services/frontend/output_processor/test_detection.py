@@ -49,7 +49,12 @@ TEMPLATES = [
     ("deepseek_v32", "deepseek_r1", "{% set mark = '｜DSML｜' %}'<' + mark + 'function_calls>' <think>"),
     ("deepseek_v4", "deepseek_r1", "{% set mark = '｜DSML｜' %}'<' + mark + 'tool_calls>' <think>"),
     ("seed_oss", "seed_oss", "<seed:tool_call>\n<function=example> <parameter=x> <seed:think>"),
-    ("granite", "granite", "start with <|tool_call|> ... Here is your thought process:"),
+    ("granite", "granite", "start with <|tool_call|> ... after 'Here is my thought process:' and"),
+    (
+        "jamba",  # Apriel, whose reasoning ends with [BEGIN FINAL RESPONSE]
+        "none",
+        "'After explaining your thought process, provide the final solution: [BEGIN FINAL RESPONSE]' <tool_calls>",
+    ),
     ("none", "none", "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"),
 ]
 

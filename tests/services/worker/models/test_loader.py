@@ -171,6 +171,14 @@ def test_a_broken_file_is_refused(copy: Path) -> None:
         Rig(copy)
 
 
+def test_a_pointer_in_place_of_a_file_is_named_with_the_remedy(copy: Path) -> None:
+    """A clone without Git LFS has such files."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15\n"
+    (copy / WEIGHTS).write_text(pointer)
+    with pytest.raises(InvalidArgument, match=f"cannot read .*{WEIGHTS}: it is a pointer of Git LFS .*git lfs pull"):
+        Rig(copy)
+
+
 def test_an_index_that_names_a_missing_file_is_refused(copy: Path) -> None:
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
     with pytest.raises(InvalidArgument, match=r"cannot read .*gone"):
