@@ -45,7 +45,7 @@ def test_its_fields_are_set_without_a_call() -> None:
 def test_the_type_checker_lets_nobody_change_one(tmp_path: Path) -> None:
     source = tmp_path / "changes.py"
     source.write_text(CHANGES)
-    root = Path(shared.__file__).parents[1]
+    root = Path(shared.__file__).parents[2]
     command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path}", "--follow-imports=silent"]
     said = subprocess.run([*command, str(source)], cwd=root, capture_output=True, text=True, check=False).stdout
     assert 'changes.py:10: error: Property "x" defined in "Point" is read-only' in said

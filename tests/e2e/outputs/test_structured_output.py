@@ -168,7 +168,6 @@ def test_from_python(cluster: Cluster) -> None:
         ({"structured_outputs": {"json_object": False}}, "json_object must be true"),
         ({"structured_outputs": {"choice": []}}, "choice must have at least one option"),
         ({"structured_outputs": {"json": {"not": {}}}}, 'Unimplemented keys: ["not"]'),
-        ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
     ],
 )
 def test_wrong_forms_are_refused_at_the_door(cluster: Cluster, body: dict[str, Any], text: str) -> None:

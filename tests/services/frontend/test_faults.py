@@ -45,7 +45,8 @@ GIVES_BACK = frozenset(
     {
         "Lease.release",
         "Lease.__exit__",
-        "Admission.add",
+        "CallAdmission.add",
+        "Limit.add",
         "Call.__exit__",
         "Generation.__exit__",
         "Generation._close",
@@ -69,6 +70,11 @@ GIVES_BACK = frozenset(
         "ReaderPace._end",
         "ReaderPace._call_for_round",
         "Delivery.lose",
+        # Of the streams' heartbeat, which may come in between.
+        "Streams.beat",
+        "Streams._tell_use",
+        "Streams._age",
+        "OnlyHere.tell",
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.

@@ -47,17 +47,17 @@ PART = {"type": "input_text", "text": "so"}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 ITEMS: list[tuple[dict[str, Any], bool]] = [
     ({"role": "user", "content": [PART, {"type": "refusal", "refusal": "no"}]}, True),
-    ({"role": "user"}, False),
+    ({"role": "user"}, True),
     ({"content": "hi"}, False),
     ({"role": "tool", "content": "hi"}, False),
     ({"role": "user", "content": [{"text": "hi"}]}, False),
     ({"role": "user", "content": [{"type": "input_image", "text": "hi"}]}, False),
     ({"role": "user", "content": [{"type": "refusal", "text": "hi"}]}, False),
     (CALL, True),
-    ({**CALL, "arguments": {}}, False),
+    ({**CALL, "arguments": {}}, True),
     ({"type": "function_call", "arguments": "{}"}, False),
     ({"type": "function_call_output", "call_id": "a", "output": [PART]}, True),
-    ({"type": "function_call_output", "call_id": "a"}, False),
+    ({"type": "function_call_output", "call_id": "a"}, True),
     ({"type": "reasoning", "summary": [{"text": "so"}], "content": None}, True),
     ({"type": "reasoning", "summary": []}, True),
     ({"type": "reasoning", "content": ["so"]}, False),
@@ -256,7 +256,7 @@ async def test_the_document_and_the_server_say_the_same_of_values(frontend: Runn
         answer = await frontend.http.post(path, json=body)
         if (allowed, answer.status_code) != (is_good, 200 if is_good else 400):
             differ.append((path, changes, allowed, answer.status_code, answer.text[:200]))
-    assert differ == []
+    assert not differ, "\n".join(map(str, differ))
 
 
 def test_every_range_is_tried_on_some_body() -> None:

@@ -17,7 +17,7 @@ from tests.services.frontend.output_processor.fuzz.conversations import ANSWERS
 from tests.services.frontend.output_processor.fuzz.reading import FamilyReader, expected, failures, marked_tokenizer
 from tests.services.frontend.output_processor.fuzz.spellings import FAMILIES, Family
 
-NUM_CASES = int(os.environ.get("QUIRE_FUZZ_CASES", "100"))  # of each family
+NUM_CASES = int(os.environ.get("FUZZ_CASES", "100"))  # of each family
 
 
 def label(family: Family) -> str:
