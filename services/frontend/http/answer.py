@@ -142,8 +142,8 @@ class WorkingResponse(Response, ABC):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _open(self, send: Send) -> None:
-        self._is_open = True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._is_open = True  # not before: where headers cannot be sent, the next piece tries again
 
 
 class Answer(WorkingResponse):

@@ -51,8 +51,8 @@ class CallScope:
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
                 more = [*_id_headers(call, scope), *(headers_of(call.rate_limits()) if HANDLER in scope else ())]
+                status = message["status"]  # from here on no other answer can be begun
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
