@@ -124,13 +124,17 @@ class WorkingResponse(Response, ABC):
             task.cancel()
 
     async def _break_silence(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
-        await asyncio.sleep(OPEN_AFTER_S)
-        await self._send_piece(b"", send)
-        while every_s:
-            num_sent = self._num_sent
-            await asyncio.sleep(every_s)
-            if self._num_sent == num_sent:
-                await self._send_piece(keep_alive(), send)
+        """Runs beside the answer, which goes on without it: a client that is gone is noticed there."""
+        try:
+            await asyncio.sleep(OPEN_AFTER_S)
+            await self._send_piece(b"", send)
+            while every_s:
+                num_sent = self._num_sent
+                await asyncio.sleep(every_s)
+                if self._num_sent == num_sent:
+                    await self._send_piece(keep_alive(), send)
+        except Exception:
+            log.exception("a stream is not kept alive")
 
     async def _send_piece(self, piece: bytes, send: Send) -> None:
         """A part of a stream, behind its headers."""

@@ -70,6 +70,8 @@ GIVES_BACK = frozenset(
         "ReaderPace._end",
         "ReaderPace._call_for_round",
         "Delivery.lose",
+        "SmallestFirst.turn",
+        "SmallestFirst._pass_on",
         # Of the streams' heartbeat, which may come in between.
         "Streams.beat",
         "Streams._tell_use",
