@@ -146,8 +146,14 @@ class WorkingResponse(Response, ABC):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _open(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._is_open = True  # not before: where headers cannot be sent, the next piece tries again
+        """Sends the headers. Marked before they are sent, so that nobody sends others meanwhile; if that fails, nothing
+        has been begun, and whoever comes next may try."""
+        self._is_open = True
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        except Exception:
+            self._is_open = False
+            raise
 
 
 class Answer(WorkingResponse):

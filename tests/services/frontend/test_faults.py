@@ -72,11 +72,6 @@ GIVES_BACK = frozenset(
         "Delivery.lose",
         "SmallestFirst.turn",
         "SmallestFirst._pass_on",
-        # Of the streams' heartbeat, which may come in between.
-        "Streams.beat",
-        "Streams._tell_use",
-        "Streams._age",
-        "OnlyHere.tell",
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
