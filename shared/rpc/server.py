@@ -26,6 +26,8 @@ SERVER_OPTIONS = [
     ("grpc.absolute_max_metadata_size", HEADER_BYTES),  # more is refused
 ]
 STREAMS_OPTION = "grpc.max_concurrent_streams"
+# On, gRPC also counts calls that have just ended: it refuses the next ones of a client that keeps to the bound.
+OVERLOAD_OPTION = "grpc.http.overload_protection"
 MAX_STREAMS = 100  # calls under way on one connection; a peer's session takes one, further calls wait with the caller
 FIRST_MESSAGE_S = 10.0
 
@@ -76,6 +78,7 @@ class Server:
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
             (STREAMS_OPTION, max_streams),
+            (OVERLOAD_OPTION, 0),
             *more_options,
         ]
         outermost = CallBounds(first_message_s)

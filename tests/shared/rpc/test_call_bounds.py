@@ -99,14 +99,29 @@ async def test_headers_of_usual_clients_pass() -> None:
 
 async def test_calls_beyond_the_bound_of_a_connection_wait_for_a_place() -> None:
     async with serving(max_streams=2) as (_, channel):
-        first, second, third = (channel.unary_stream(WATCH)(ANY) for _ in range(3))
+        first = channel.unary_stream(WATCH)(ANY)
         assert await first.read()
+        second = channel.unary_stream(WATCH)(ANY)
         assert await second.read()
+        third = channel.unary_stream(WATCH)(ANY)
         waiting = asyncio.ensure_future(third.read())
         first.cancel()
         assert await waiting
         second.cancel()
         third.cancel()
+
+
+@pytest.mark.parametrize("max_streams", [2, MAX_STREAMS])
+async def test_no_call_of_many_at_once_is_refused(max_streams: int) -> None:
+    async with serving(max_streams=max_streams) as (_, channel):
+
+        async def watch() -> None:
+            call = channel.unary_stream(WATCH)(ANY)
+            assert await call.read()
+            call.cancel()
+
+        check = channel.unary_unary(CHECK)
+        await asyncio.gather(*(check(ANY) if number % 2 else watch() for number in range(400)))
 
 
 async def test_every_port_tells_its_bounds_in_its_settings() -> None:
