@@ -11,16 +11,15 @@ from quire import kernels
 from quire.services.worker.attention.backends import choose_attention
 from quire.services.worker.attention.exchanged import Exchanged
 from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.building import experts
+from quire.services.worker.building.checks import batch_invariance, state_blocks
 from quire.services.worker.building.wanted import WantedReplica
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
-from quire.services.worker.kv import state_blocks
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.open_adapters import open_adapters
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.runner import batch_invariance
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings
 

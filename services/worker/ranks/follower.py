@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from quire.services.worker.flight import StepInFlight
+from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.ranks.grammars import FollowedGrammars
 from quire.services.worker.ranks.ring import RingReader
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
-from quire.services.worker.replica import Replica
 from quire.shared import logs
 from quire.shared.errors import QuireError
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Positions, check_token_ids
-from quire.services.worker.sampling.output_tails import BoundTails, OutputTails
+from quire.services.worker.sampling.features.component import Positions, check_token_ids
+from quire.services.worker.sampling.features.output_tails import BoundTails, OutputTails
 from quire.services.worker.sampling.vocabulary.part import VocabPart
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from quire.services.worker.lora import peft_scales
 from quire.services.worker.lora.base_copies import BaseCopy
-from quire.services.worker.lora.peft_scales import Scales, refusal
+from quire.services.worker.lora.peft import peft_scales
+from quire.services.worker.lora.peft.peft_scales import Scales, refusal
 from quire.shared.errors import InvalidArgument
 
 CONFIG = "adapter_config.json"

@@ -13,7 +13,7 @@ from quire.shared.step_value import step_value
 
 if TYPE_CHECKING:
     from quire.services.worker.kv.kv_cache import LayerCache
-    from quire.services.worker.step.drafted_states import DraftedStates
+    from quire.services.worker.step.drafts.drafted_states import DraftedStates
 
 
 @step_value

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Positions, rows_by_slot
+from quire.services.worker.sampling.features.component import Positions, rows_by_slot
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 

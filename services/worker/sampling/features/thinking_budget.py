@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
-from quire.services.worker.sampling.output_tails import OutputTails, shifted
+from quire.services.worker.sampling.features.component import Positions, check_token_ids, rows_by_slot
+from quire.services.worker.sampling.features.output_tails import OutputTails, shifted
 from quire.services.worker.sampling.vocabulary.part import VocabPart
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slots import NewBlocks, Rows

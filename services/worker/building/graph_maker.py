@@ -20,13 +20,13 @@ from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.stage_graphs import SampleGraphs, StageLayers
 from quire.services.worker.graphs.step_edges import StepEdges, TritonEdges
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.logs import logger
 
 log = logger("worker.graphs")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.services.worker.sampling.component import Positions, check_token_ids
-from quire.services.worker.sampling.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.features.component import Positions, check_token_ids
+from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
 from quire.services.worker.sampling.vocabulary.part import VocabPart
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from quire.services.worker.ranks.start import run_node
+from quire.services.worker.building.rank_processes.start import run_node
 from quire.shared.process import lifecycle
 from quire.shared.settings import WorkerSettings
 

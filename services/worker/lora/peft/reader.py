@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from quire.services.worker.lora.folders import AdapterFolders
-from quire.services.worker.lora.peft_folder import PeftFolder
-from quire.services.worker.structured.background import Background
+from quire.services.worker.host.background import Background
+from quire.services.worker.lora.peft.folders import AdapterFolders
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.shared.errors import FailedPrecondition, Internal, QuireError
 from quire.shared.logs import logger
 from quire.shared.models.adapter_contents import AdapterId

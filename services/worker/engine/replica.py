@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.services.worker.flight import Runner, StepInFlight
+from quire.services.worker.engine.flight import Runner, StepInFlight
 from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from quire.services.worker.kv.host_memory import BlockMove, Moving
 from quire.services.worker.kv_transfer.pages import WRITTEN, Pages, ReadPages
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.offload.disk_moves import Answer, DiskMove
 from quire.services.worker.offload.tiers import NOTHING_BELOW, Tiers
 from quire.services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.runner.step_cost import CostModel
-from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.beam_moves import BeamMoves
@@ -39,8 +39,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from torch import Tensor
 
+    from quire.services.worker.engine.orders import Orders
     from quire.services.worker.models.loading.weights import NewWeights
-    from quire.services.worker.orders import Orders
     from quire.services.worker.ranks.expert_balance import ExpertBalance
 
 

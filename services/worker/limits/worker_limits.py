@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.services.worker.kv.layout import ONE_GROUP, KVLayout
+from quire.services.worker.limits.kv_layout import ONE_GROUP, KVLayout
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 from quire.shared.worker_limits import MOST_BLOCKS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, TreeRows
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 

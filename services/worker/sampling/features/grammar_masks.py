@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels import Ops
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.vocabulary.part import VocabPart
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.services.worker.allowed_folders import AllowedFolders
-from quire.services.worker.lora import peft_folder
-from quire.services.worker.lora.peft_folder import PeftFolder
+from quire.services.worker.host.allowed_folders import AllowedFolders
+from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.shared.errors import InvalidArgument
 
 

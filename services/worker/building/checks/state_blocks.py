@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from quire.kernels.state_pages import WORD_BYTES
+from quire.services.worker.building.checks.batch_invariance import BY_TORCH
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.layers.sharding import Shard
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.runner.batch_invariance import BY_TORCH
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
