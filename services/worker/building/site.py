@@ -83,7 +83,8 @@ def _place(settings: WorkerSettings, wanted: WantedReplica, device: Device, seat
     num_copies = experts.num_copies(settings, wanted.config, seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
-    quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
+    stored = wanted.config.quantization
+    quantization = choose_quantization(settings.quantization, "" if stored is None else stored.method, device)
     own, overlaps = settings.own_sums, settings.overlaps_sums
     shard, stage, context = seat.join(device.torch_device, own_sums=own, overlaps=overlaps)
     shard = replace(
@@ -98,7 +99,7 @@ def _place(settings: WorkerSettings, wanted: WantedReplica, device: Device, seat
         device.torch_device,
         quantization,
         settings.batch_invariant,
-        wanted.config.quantization,
+        stored,
         shard,
         open_adapters(settings, ops, dtype, device, wanted.limits),
         stage,

@@ -48,5 +48,5 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
         layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=seat.stages),
         num_micro_batches=seat.stages,
     )
-    staged.check(settings, family, seat)
+    stages.check(settings, family, seat)
     return WantedReplica(family, config, drafting, asked)

@@ -49,7 +49,8 @@ LLAMA = {
 def block_size(changes: dict[str, Any], *, has_trees: bool = False, **settings: Any) -> int:
     given = WorkerSettings(model="somewhere", **{"device": "cuda", **settings})
     config = read_model_config({**LLAMA, **changes})
-    return worker_limits.from_settings(given, 4096, backends.block_size_for(given, config, has_trees=has_trees)).block_size
+    block_size = backends.block_size_for(given, config, has_trees=has_trees)
+    return worker_limits.from_settings(given, 4096, block_size).block_size
 
 
 def test_blocks_are_as_large_as_the_attention_that_was_asked_for_needs_them() -> None:
@@ -187,8 +188,8 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     with pytest.raises(InvalidArgument, match="kv_cache_dtype: fp8 needs device cuda"):
         choose_kv_dtype("fp8", torch.bfloat16, cpu)
     with pytest.raises(InvalidArgument, match="quantization: fp8_block needs device cuda"):
-        choose_quantization("fp8_block", None, cpu)
-    assert choose_quantization("none", None, cpu) == "none"
+        choose_quantization("fp8_block", "", cpu)
+    assert choose_quantization("none", "", cpu) == "none"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_s
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import SlotMemory, TritonEdges
+from quire.services.worker.graphs.step_edges import TritonEdges
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import block_shape
 from quire.services.worker.layers.forward_batch import ForwardBatch
@@ -47,6 +47,7 @@ from quire.services.worker.models.registry import find_model, read_model_config
 from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import SlotTable
 from quire.services.worker.warmup.build_kernels import model_shape
 from quire.shared.models.model_identity import read_config
