@@ -13,7 +13,7 @@ from torch import Tensor
 from quire import kernels
 from quire.services.worker.attention.reference import ReferenceAttention
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
-from quire.services.worker.layers.rooms import is_empty
+from quire.services.worker.layers.storage import is_empty
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.loading.loader import fill_dummy, load_tensors
 from quire.services.worker.models.loading.weights import _tensors as tensors_of

@@ -1,4 +1,4 @@
-"""Tensors whose memory comes later."""
+"""Releases the memory of tensors that is allocated again later."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def take_away(tensor: Tensor) -> None:
-    """It and its views keep their shapes."""
+def deallocate(tensor: Tensor) -> None:
+    """Releases the storage of a tensor; it and its views keep their shapes."""
     tensor.untyped_storage().resize_(0)
 
 
