@@ -46,13 +46,13 @@ class MixtureLayer(LlamaLayer):
             stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
             experts = self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         super().__init__(index, config, backend, place, attention=attention, experts=experts)
-        self._leave_sums(place)
+        self._defer_all_reduces(place)
 
-    def _leave_sums(self, place: LayerPlacement) -> None:
+    def _defer_all_reduces(self, place: LayerPlacement) -> None:
         """To experts whose rows go from rank to rank."""
         if self.experts is not None and self.experts.dispatches:
-            self._attention.leave_parts()
-            self._middle_norm.take_parts(place.shard.collectives)
+            self._attention.defer_all_reduce()
+            self._middle_norm.complete_all_reduce(place.shard.collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         if self.experts is None or not self.experts.dispatches:

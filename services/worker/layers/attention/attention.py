@@ -132,9 +132,9 @@ class Attention:
         """Of queries and keys, [head_dim] each; None where the model has none."""
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
-    def leave_parts(self) -> None:
-        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
-        self.output.leave_parts()
+    def defer_all_reduce(self) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up."""
+        self.output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

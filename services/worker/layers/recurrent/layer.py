@@ -80,9 +80,9 @@ class RecurrentLayer(ABC):
         for part in self._parts:
             part.finish()
 
-    def leave_parts(self) -> None:
-        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
-        self._output.leave_parts()
+    def defer_all_reduce(self) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up."""
+        self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

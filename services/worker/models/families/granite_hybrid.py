@@ -55,7 +55,7 @@ class GraniteHybridLayer(MixtureLayer):
             whole = WholeExperts(f"{name}.{NAMES.module}", hidden, experts, place)
             self.experts = SparseMLP(f"{name}.{NAMES.module}", hidden, experts, place, whole, shared=shared)
         LlamaLayer.__init__(self, index, config, backend, place, attention=mixer, experts=self.experts or shared)
-        self._leave_sums(place)
+        self._defer_all_reduces(place)
 
 
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):

@@ -90,13 +90,13 @@ class LlamaLayer:
         self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
         self._mlp.run_row(kernels, residual, self._middle_norm)
 
-    def leave_parts(self, *, left: bool) -> bool:
-        left = left and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
-        self._mlp.leave_parts(left=left)
-        return left
+    def defer_all_reduce(self, *, deferred: bool) -> bool:
+        deferred = deferred and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
+        self._mlp.defer_all_reduce(deferred=deferred)
+        return deferred
 
-    def take_parts(self, collectives: Collectives | None) -> None:
-        self._input_norm.take_parts(collectives)
+    def complete_all_reduce(self, collectives: Collectives | None) -> None:
+        self._input_norm.complete_all_reduce(collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         return self._mlp(self._middle_norm(attended, residual))
