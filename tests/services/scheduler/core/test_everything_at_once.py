@@ -50,6 +50,6 @@ def test_the_operations_reach_every_way_to_wait_and_to_end() -> None:
     clusters = [run(seed, TierLimits(16, 200), count=1200) for seed in range(20, 24)]
     reasons = {client.end.reason for cluster in clusters for client in cluster.clients.values() if client.end}
     assert reasons >= {Reason.STOP, Reason.LENGTH, Reason.CANCELLED, Reason.DEADLINE, Reason.ERROR}
-    counts = [worker.core.counts for cluster in clusters for worker in cluster.workers]
+    counts = [attached for cluster in clusters for attached in cluster.counts]
     for name in ("query_hits", "fetches", "blocks_from_others", "disk_stored_blocks", "preemptions", "fetched_blocks"):
         assert sum(getattr(count, name) for count in counts) > 0, name

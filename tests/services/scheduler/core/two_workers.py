@@ -18,6 +18,7 @@ import numpy as np
 
 from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.fetches import LEAST_BLOCKS, Borrowed, FetchOrder
 from quire.services.scheduler.core.limits import CoreLimits
@@ -96,6 +97,7 @@ class TwoWorkers:
         self.sent = hashlib.sha256()  # of every message to a worker
         self.clients: dict[int, Client] = {}
         self.now = 0.0
+        self.counts: list[Counts] = []  # of all attachments
         self._num_attached = 0
         self.workers: list[Worker] = []
         for _ in range(2):
@@ -105,6 +107,7 @@ class TwoWorkers:
     def _attach(self) -> Worker:
         self._num_attached += 1
         worker = Worker(self.limits, self._seed + self._num_attached)
+        self.counts.append(worker.core.counts)
         if worker.core.fetches is not None:
             worker.core.fetches.neighbours = Neighbour(self, worker)
         return worker
