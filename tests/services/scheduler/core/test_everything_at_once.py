@@ -47,7 +47,7 @@ def test_sequences_that_wait_for_everything_end_once_with_the_text_of_the_oracle
 
 
 def test_the_operations_reach_every_way_to_wait_and_to_end() -> None:
-    clusters = [run(seed, TierLimits(16, 200), count=1200) for seed in range(20, 24)]
+    clusters = [run(seed, TierLimits(100, 400), count=1200) for seed in range(21, 25)]
     reasons = {client.end.reason for cluster in clusters for client in cluster.clients.values() if client.end}
     assert reasons >= {Reason.STOP, Reason.LENGTH, Reason.CANCELLED, Reason.DEADLINE, Reason.ERROR}
     counts = [attached for cluster in clusters for attached in cluster.counts]
