@@ -15,7 +15,7 @@ from quire.services.scheduler.core.plan import Finished, finish
 from quire.services.scheduler.core.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
 from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.lora.reader import AdapterReader
+from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.shared.errors import Internal, QuireError, to_proto
 from quire.shared.logs import logger
 from quire.shared.models.adapter_contents import AdapterId

@@ -15,22 +15,22 @@ from quire.services.worker.attach.administration import WorkerAdministration
 from quire.services.worker.attach.session import Attachments
 from quire.services.worker.attach.status import WorkerStatus
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.building.rank_processes.start import start_ranks
 from quire.services.worker.device.peaks import peak_of
 from quire.services.worker.engine.engine import Engine
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
 from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
 from quire.services.worker.kv_transfer.page_port import PagePort
 from quire.services.worker.kv_transfer.page_service import PageService
-from quire.services.worker.lora import peft_folder
 from quire.services.worker.lora.open_adapters import adapter_reader, left_out
+from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.seat import ALONE
-from quire.services.worker.ranks.start import start_ranks
-from quire.services.worker.replica import Replica
 from quire.services.worker.sampling import logits_processors
 from quire.services.worker.structured.backends import chosen
 from quire.services.worker.structured.compile_pool import CompilePool

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from quire.services.frontend.generation import measures
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.input_processor.processor import PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.detokenizer import PROMPT_END
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace

@@ -11,14 +11,16 @@ import numpy as np
 
 from quire.services.frontend.bounds import prompts
 from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
-from quire.services.frontend.input_processor.bad_words import bad_word_columns
-from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
-from quire.services.frontend.input_processor.late_queries import LateQueries
-from quire.services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
-from quire.services.frontend.input_processor.sampling_message import grammar_bytes, to_message
-from quire.services.frontend.input_processor.scoring import Scoring
-from quire.services.frontend.input_processor.sentence_texts import NO_READER, ReadingModel
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.late_queries import LateQueries
+from quire.services.frontend.input_processor.pooling.late_texts import DOCUMENT, QUERY, LateTexts
+from quire.services.frontend.input_processor.pooling.scoring import Scoring
+from quire.services.frontend.input_processor.pooling.sentence_texts import NO_READER, ReadingModel
+from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
+from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
+from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
 from quire.services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.sample_text import SampleText
 from quire.services.frontend.scheduler_client.sequence import End

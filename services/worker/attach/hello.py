@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.shared.kv import block_hash
 from quire.shared.models import model_identity
 from quire.shared.pb.common.v1 import model_pb2

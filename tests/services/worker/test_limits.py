@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from quire.services.worker import limits
 from quire.services.worker.attention import backends
 from quire.services.worker.attention.port import AttentionSpec
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from quire.services.worker.kv import kv_memory
 from quire.services.worker.kv.kv_memory import GIB, BlockShape
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.settings import WorkerSettings
@@ -25,7 +25,7 @@ SPEC = AttentionSpec("cuda", "float32", "float32", 8, 4, 2, 16, has_window=False
 
 
 def wanted(model_max_len: int = 4096, **settings: Any) -> WorkerLimits:
-    return limits.from_settings(WorkerSettings(model="somewhere", **settings), model_max_len)
+    return worker_limits.from_settings(WorkerSettings(model="somewhere", **settings), model_max_len)
 
 
 def test_defaults_depend_on_the_device() -> None:
@@ -49,7 +49,8 @@ LLAMA = {
 def block_size(changes: dict[str, Any], *, has_trees: bool = False, **settings: Any) -> int:
     given = WorkerSettings(model="somewhere", **{"device": "cuda", **settings})
     config = read_model_config({**LLAMA, **changes})
-    return limits.from_settings(given, 4096, backends.block_size_for(given, config, has_trees=has_trees)).block_size
+    block_size = backends.block_size_for(given, config, has_trees=has_trees)
+    return worker_limits.from_settings(given, 4096, block_size).block_size
 
 
 def test_blocks_are_as_large_as_the_attention_that_was_asked_for_needs_them() -> None:
@@ -98,20 +99,20 @@ def test_a_sequence_must_not_be_longer_than_the_models_positions() -> None:
 
 
 def test_what_was_not_asked_for_is_shortened_to_what_fits() -> None:
-    fitting = limits.fit(wanted(), 101, explicit=False)
+    fitting = worker_limits.fit(wanted(), 101, explicit=False)
     assert (fitting.max_model_len, fitting.num_tokens) == (1600, 1600)
-    assert limits.fit(wanted(), 1001, explicit=False).max_model_len == 4096
+    assert worker_limits.fit(wanted(), 1001, explicit=False).max_model_len == 4096
 
 
 def test_what_was_asked_for_must_fit() -> None:
     with pytest.raises(InvalidArgument, match="2000 tokens do not fit in the KV memory, which holds 1600"):
-        limits.fit(wanted(max_model_len=2000), 101, explicit=True)
+        worker_limits.fit(wanted(max_model_len=2000), 101, explicit=True)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1])
 def test_the_null_block_alone_is_not_enough(num_blocks: int) -> None:
     with pytest.raises(InvalidArgument, match="hold no sequence"):
-        limits.fit(wanted(), num_blocks, explicit=False)
+        worker_limits.fit(wanted(), num_blocks, explicit=False)
 
 
 def test_concurrency_counts_whole_blocks() -> None:
@@ -187,8 +188,8 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     with pytest.raises(InvalidArgument, match="kv_cache_dtype: fp8 needs device cuda"):
         choose_kv_dtype("fp8", torch.bfloat16, cpu)
     with pytest.raises(InvalidArgument, match="quantization: fp8_block needs device cuda"):
-        choose_quantization("fp8_block", None, cpu)
-    assert choose_quantization("none", None, cpu) == "none"
+        choose_quantization("fp8_block", "", cpu)
+    assert choose_quantization("none", "", cpu) == "none"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta
 from quire.services.frontend.generation.generation import Generation, Usage
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
@@ -22,6 +21,7 @@ from quire.services.frontend.openai_edge.responses.store import ResponseStore, S
 from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
 from quire.services.frontend.openai_edge.responses.turns import Item
 from quire.services.frontend.output_processor.answer_parser import Part
+from quire.services.frontend.output_processor.delta import Finish, SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content
 from quire.services.frontend.request.request import Sampling
 from quire.shared.errors import QuireError, transport

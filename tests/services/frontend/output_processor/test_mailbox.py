@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.output_processor.sample import AT_END, Sample

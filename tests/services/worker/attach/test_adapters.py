@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.attach.test_service import PROMPT, Make, Start, finish, scheduler, start

@@ -11,9 +11,9 @@ import torch
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import BlockShape
-from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.layers.forward_batch import ForwardBatch
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, KVSpec, LayerSpec, State, Window
 
