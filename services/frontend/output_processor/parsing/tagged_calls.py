@@ -53,7 +53,7 @@ class Tags:
     keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
     parameter_end: str
     blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; the first is what models have to write
-    literal: tuple[str, str] | tuple[()] = ()  # around a value that holds markup itself
+    literal: tuple[str, ...] = ()  # around a value that holds markup itself
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
     bare_functions: bool = False  # a block for each
