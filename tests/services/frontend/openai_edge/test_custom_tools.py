@@ -106,6 +106,14 @@ async def test_a_call_in_chats(talking_model: Path) -> None:
     assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
 
 
+async def test_a_required_call_may_be_one_of_a_custom_tool(talking_model: Path) -> None:
+    """codex-proxy#707: an assistant for code that edits files by one tool with a grammar."""
+    asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": "required"}
+    async with talking(talking_model, CALL) as (_, client, _script):
+        (call,) = (await client.responses.create(**asked)).output
+    assert (call.type, call.input) == ("custom_tool_call", PATCH)
+
+
 async def test_custom_tools_of_a_namespace(talking_model: Path) -> None:
     space = {"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "patch"}]}
     async with talking(talking_model, written({"input": "x"}, "fs__patch")) as (_, client, _script):
