@@ -30,6 +30,7 @@ from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.pages_ahead import PagesAhead
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
 from quire.services.worker.runner.context_parallel import ContextParallel
 from quire.services.worker.runner.output import Launch
 from quire.services.worker.runner.pipeline import RunnerStage, StageLaunch
@@ -87,6 +88,10 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
         self._sample_graphs: SampleGraphs | None = None
+
+    @property
+    def adapters(self) -> StepAdapters:
+        return self._adapters or NO_ADAPTERS
 
     @property
     def sampler(self) -> Sampler:

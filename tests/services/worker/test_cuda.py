@@ -142,12 +142,12 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
 def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
     """A look says what had arrived by the one before."""
     rig = cuda_rig(checkpoint("qwen3-moe-tied"), **WAYS["eager"])
-    before = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    before = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     rig.step([New(0, prompt(11))], {0: 11})
     torch.cuda.synchronize()
-    rig.replica.expert_load()
+    rig.replica.experts.read_load()
     torch.cuda.synchronize()
-    found = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    found = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     assert set(found) == set(before) == {0, 1, 2}
     through = {0: 11, 1: 11, 2: 1}  # the last layer feeds forward only the token that is sampled behind
     assert all(count >= before[layer] + through[layer] * 3 for layer, count in found.items())

@@ -89,7 +89,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     attention = CheckedAttention()
     with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica.table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
