@@ -256,7 +256,7 @@ def shape_of(graphs: ChunkGraphs, inputs: StepInputs, num_new_blocks: int = 0) -
 @torch.inference_mode()
 def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     rig, _ = chunk_rig(checkpoint("llama"))
-    graphs = rig.replica._runner._chunk_graphs
+    graphs = rig.replica._runner.recordings.chunks
     assert graphs is not None
     assert shape_of(graphs, step(1, 3, 1)) == (4, 3)
     assert shape_of(graphs, step(2, 4, 2)) == (4, 3)

@@ -151,7 +151,7 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
-    graphs = rigs[0].replica._runner._graphs
+    graphs = rigs[0].replica._runner.recordings.decodes
     fill = graphs._fill
     monkeypatch.setattr(graphs, "_fill", lambda *arguments: (uploads.append(1), fill(*arguments)))
     run_both(rigs, [New(0, [5, 6, 7, 8, 9]), New(2, [3, 4, 5, 6, 7])], {0: 5, 2: 5})
