@@ -7,11 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.services.worker.lora.no_adapters import StepAdapters
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.slots import NewBlocks, Rows
+from quire.services.worker.step.slots import NO_SLOTS, NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared import columns
 from quire.shared.columns import I32
@@ -53,6 +55,10 @@ class Runner(Protocol):
     @property
     def heads(self) -> RunnerHeads: ...
 
+    @property
+    def adapters(self) -> StepAdapters:
+        """Those that steps may go through."""
+
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch."""
 
@@ -69,6 +75,34 @@ class Runner(Protocol):
 
 
 @step_value
+class Changes:
+    """What a plan says besides who computes what."""
+
+    idle: Rows  # slots that would have sampled if they had had room
+    copies: BlockCopies | None
+    moves: BeamMoves | None
+
+    def begin(self, runner: Runner) -> None:
+        """On the device, before the step is launched."""
+        if self.copies is not None:
+            runner.copy_blocks(self.copies)
+        if self.moves is not None:
+            runner.settle(self.moves.slots)
+            runner.move_beams(self.moves)
+
+    def note(self, held: HeldBlocks, last_tokens: I32) -> None:
+        """On the host, once the step has been executed; `last_tokens`: by slot."""
+        if self.copies is not None:
+            held.copy(self.copies.sources, self.copies.targets)
+        if self.moves is not None:
+            last_tokens[self.moves.slots] = self.moves.token_ids
+
+
+UNCHANGED = Changes(NO_SLOTS, None, None)
+NONE_REFUSED: dict[int, QuireError] = {}
+
+
+@step_value
 class StepInFlight:
     """A step between launch and record."""
 
@@ -78,10 +112,8 @@ class StepInFlight:
     launch: Launch
     refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
     bans: Mapping[int, tuple[str, ...]]  # of slots now: see SlotAdmission
-    idle: Rows  # slots that would have sampled if they had had room
+    changes: Changes
     num_begun: int  # sequences by then, for speculation
-    copies: BlockCopies | None
-    moves: BeamMoves | None
 
     def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
@@ -90,7 +122,7 @@ class StepInFlight:
             epoch=self.epoch,
             step_id=self.step_id,
             token_ids=columns.i32_bytes(output.token_ids),
-            token_counts=self._column(output.token_counts) if len(self.idle) or output.drafted else b"",
+            token_counts=self._column(output.token_counts) if len(self.changes.idle) or output.drafted else b"",
             draft_counts=self._column(drafts.counts) if drafts else b"",
             logprobs=output.logprobs,
             failures=failures,
@@ -108,7 +140,7 @@ class StepInFlight:
     def _column(self, counts: I32) -> bytes:
         """Of the slots that sampled, with those that sat out among them: 0."""
         slots = self.inputs.sampled_slots
-        expected = np.sort(np.concatenate([slots, self.idle]))
+        expected = np.sort(np.concatenate([slots, self.changes.idle]))
         column = np.zeros(len(expected), dtype=np.uint32)
         column[np.searchsorted(expected, slots)] = counts
         return columns.u32_bytes(column)

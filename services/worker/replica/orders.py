@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
 from quire.services.worker.models.loading.weight_folders import WeightFolders
-from quire.services.worker.models.loading.weights import Weights, WeightsId
+from quire.services.worker.models.loading.weights import NewWeights, Weights, WeightsId
+from quire.services.worker.replica.component import ReplicaComponent
 from quire.services.worker.sleep.sleeper import Sleeper
+from quire.services.worker.step.plan_violation import PlanViolation
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -24,12 +28,51 @@ BESIDE_STEPS = frozenset(
 )
 
 
-class Orders:
+class Orders(ReplicaComponent):
     """Carried out by one rank, as by all the others. Raises QuireError, and then nothing has changed."""
 
     def __init__(self, weights: Weights, folders: WeightFolders, sleeper: Sleeper, groups: WeightsGroups) -> None:
         self.weights, self._folders, self.sleeper, self._groups = weights, folders, sleeper, groups
         self._broadcast: pb.ExpectedBroadcast | None = None
+        self.gates = (self._check_awake,)
+
+    @property
+    def stages_beside_steps(self) -> bool:
+        return self.weights.stages_beside_steps
+
+    @property
+    def version(self) -> str:
+        """Of the weights that the next step is computed with."""
+        return self.weights.version
+
+    @property
+    def spooled(self) -> str:
+        """The folder of weights that came as a stream; empty for others. Any thread may ask."""
+        return self.weights.id.spooled
+
+    @property
+    def weights_name(self) -> str:
+        """A name that no two updates share."""
+        return f"{self.weights.id.update} {self.weights.id.version}"
+
+    @property
+    def pages_version(self) -> str:
+        """The name of the weights that fill KV pages; one that no weights have while the worker sleeps, so that other
+        workers read none of its pages."""
+        return self.weights_name if self.sleeper.is_awake else "asleep"
+
+    def update(self, new: NewWeights) -> None:
+        """Between two steps."""
+        self.weights.update(new)
+
+    def end_epoch(self, report: HeldReport) -> HeldReport:
+        self.drop_weights()
+        sleeper = self.sleeper
+        return replace(report, weights=self.weights.id, asleep=sleeper.asleep, sleep_level=sleeper.level)
+
+    def _check_awake(self, _plan: pb.StepPlan) -> None:
+        if not self.sleeper.is_awake:
+            raise PlanViolation("the worker is asleep")
 
     def obey(self, order: pb.DeviceOrder) -> bool:
         """While no step is in flight, but for those of BESIDE_STEPS where weights can be staged beside steps: these on
@@ -108,6 +151,27 @@ class Orders:
             text = "level: the weights were broadcast by a trainer, and could not be read again: level 1 keeps them"
             raise FailedPrecondition(text, field="level")
         self.sleeper.sleep(level)
+
+
+class NoOrders(ReplicaComponent):
+    """Those of a model that is no decoder: its weights neither change nor sleep."""
+
+    stages_beside_steps = True
+    version = spooled = weights_name = pages_version = ""
+
+    def obey(self, order: pb.DeviceOrder) -> bool:
+        """Raises FailedPrecondition."""
+        raise FailedPrecondition("the weights of this worker neither change nor sleep: its model is no decoder")
+
+    def update(self, new: NewWeights) -> None:
+        """Raises FailedPrecondition."""
+        raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
+
+    def interrupt(self, order: pb.DeviceOrder) -> None:
+        """No order waits."""
+
+    def drop_weights(self) -> None:
+        """None are staged."""
 
 
 def _on_no_device(heads: Iterable[TensorHead]) -> Iterator[tuple[str, Tensor]]:
