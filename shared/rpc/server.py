@@ -14,7 +14,7 @@ from quire.shared.rpc.call_bounds import HEADER_BYTES, CallBounds
 from quire.shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
 from quire.shared.rpc.health import NOT_SERVING, SERVING
 from quire.shared.security.tls import server_credentials
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
