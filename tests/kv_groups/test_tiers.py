@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.replica.replica import Replica
 from quire.shared.kv.block_hash import page_of
