@@ -232,27 +232,38 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
     said.MergeFrom(
         pb.WorkerHello(
             device=f"{settings.device} {replica.device_name}",
-            max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
-            logprobs_mode=settings.logprobs_mode,
-            num_ranks=settings.num_ranks,
-            num_stages=settings.pipeline_parallel_size,
-            num_contexts=settings.context_parallel_size,
-            num_speculative_tokens=replica.num_speculative_tokens,
-            fixed_draft_length=replica.fixed_draft_length,
-            drafts_constrained_only=replica.drafts_constrained_only,
-            logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-            structured_output_backends=chosen.names(settings.structured_output_backend),
-            max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
-            num_host_blocks=replica.num_host_blocks,
-            num_query_vectors=replica.num_query_vectors,
-            stages_beside_steps=replica.stages_beside_steps,
-            num_disk_blocks=replica.num_disk_blocks,
-            kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
-            kv_address=address if replica.pages else "",
-            kv_layout=replica.pages.layout if replica.pages else b"",
-            kv_block_bytes=replica.pages.block_bytes if replica.pages else 0,
-            weights_digest=weights_digest,
             role=settings.role,
+            sampling=pb.SamplingSupport(
+                max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+                logprobs_mode=settings.logprobs_mode,
+                logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+                structured_output_backends=chosen.names(settings.structured_output_backend),
+            ),
+            parallelism=pb.Parallelism(
+                num_ranks=settings.num_ranks,
+                num_stages=settings.pipeline_parallel_size,
+                num_contexts=settings.context_parallel_size,
+            ),
+            drafting=pb.Drafting(
+                num_speculative_tokens=replica.num_speculative_tokens,
+                fixed_length=replica.fixed_draft_length,
+                constrained_only=replica.drafts_constrained_only,
+            ),
+            lora=pb.LoraAdapters(max_adapters=replica.adapters.max_adapters if replica.adapters else 0),
+            kv_cache=pb.KVCache(
+                num_host_blocks=replica.num_host_blocks,
+                num_query_vectors=replica.num_query_vectors,
+                num_disk_blocks=replica.num_disk_blocks,
+                groups=kv_wire.to_proto(replica.limits.layout.groups),
+            ),
+            weights_state=pb.WeightsState(
+                stages_beside_steps=replica.stages_beside_steps, weights_digest=weights_digest
+            ),
+            kv_transfer=pb.KVTransferSource(
+                address=address if replica.pages else "",
+                layout=replica.pages.layout if replica.pages else b"",
+                block_bytes=replica.pages.block_bytes if replica.pages else 0,
+            ),
         )
     )
     return said
