@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from quire.services.worker.ranks.peer_memory import (
+from quire.services.worker.ranks.collectives.peer_memory import (
     RankStore,
     open_copied_sums,
     open_exchange,

@@ -9,7 +9,7 @@ import torch
 
 from quire.services.worker.device import peer_driver
 from quire.services.worker.device.peer_driver import HANDLE_BYTES
-from quire.services.worker.ranks.peer_memory import MOST_BYTES, open_mailbox
+from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_mailbox
 
 CPU = torch.device("cpu")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from quire.kernels.reference.rank_sums import sum_of_ranks as reference
+from quire.services.worker.ranks.collectives.peer_memory import CHUNK_BYTES, MOST_BYTES
+from quire.services.worker.ranks.collectives.together import Together
 from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
-from quire.services.worker.ranks.peer_memory import CHUNK_BYTES, MOST_BYTES
 from quire.services.worker.ranks.seat import Seat, leave
-from quire.services.worker.ranks.together import Together
 
 pytestmark = pytest.mark.gpu
 

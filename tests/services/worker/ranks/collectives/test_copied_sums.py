@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.peer_driver import PeerDriver, PeerMemoryError
-from quire.services.worker.ranks.copied_sums import NUMBERS_BYTES, CopiedSums, RowPieces
+from quire.services.worker.ranks.collectives.copied_sums import NUMBERS_BYTES, CopiedSums, RowPieces
 from tests.services.worker.kv_transfer.peer_memory import Library
 
 HALF = 1024  # bytes

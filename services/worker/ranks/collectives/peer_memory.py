@@ -10,7 +10,7 @@ import torch
 
 from quire.services.worker.device.bytes_at import bytes_at
 from quire.services.worker.device.peer_driver import PeerDriver, PeerMemoryError
-from quire.services.worker.ranks.copied_sums import CopiedSums, GpuStreams, region_bytes
+from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, GpuStreams, region_bytes
 from quire.shared.logs import logger
 
 if TYPE_CHECKING:
