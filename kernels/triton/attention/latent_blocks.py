@@ -33,7 +33,7 @@ ENOUGH_PROGRAMS = 132
 @dataclass(frozen=True)
 class LatentTile:
     """How work is cut up. Chosen by how much shared memory it takes (a Hopper has 227 KiB for a program), not measured:
-    `python -m quire.kernels.bench.gpu latent_tiles` compares it with others."""
+    `python -m tools.bench.kernels.gpu latent_tiles` compares it with others."""
 
     keys: int  # positions
     stages: int

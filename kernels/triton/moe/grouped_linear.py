@@ -41,7 +41,7 @@ class Tile:
         return cls(rows, ProductCut(*cut), ProductCut(*cut), copied)
 
 
-# By how many rows an expert has on average, at most: the fastest of those that `python -m quire.kernels.bench.gpu
+# By how many rows an expert has on average, at most: the fastest of those that `python -m tools.bench.kernels.gpu
 # expert_tiles` tries on an H200, with the sizes of Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
 # 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
 # 1,492.

@@ -151,7 +151,7 @@ class EightBitTile:
 
 
 def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool) -> EightBitTile:
-    """By measurement on an H200 (`python -m quire.kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
+    """By measurement on an H200 (`python -m tools.bench.kernels.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
     rows = next((rows for rows in (16, 32, 64) if tokens <= rows), 128)
     if not grouped and tokens <= 128:
         rows = min(rows, 64)
