@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.classifier import Classifier
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.deferred_all_reduce import defer_all_reduces
 from quire.shared.errors import InvalidArgument
@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from quire.kernels.reference.low_rank import AdaptedRows
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 TIED_HEAD = "lm_head.weight"
 

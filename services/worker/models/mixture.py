@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.latent_attention import LatentAttention
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.experts import SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.feed_forward.quantized_experts import experts_of
 from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
 

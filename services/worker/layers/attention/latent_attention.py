@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata, LatentBackend
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.norm.rms_norm import RMSNorm
     from quire.services.worker.layers.placement import Destination, Loadable
     from quire.services.worker.layers.sharding import HeadShare, Shard
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
