@@ -1,7 +1,4 @@
-"""Writes protos/reference/*.md from the comments of the .proto files: `python -m quire.protos.reference`.
-
-`python -m quire.protos.generate` (make protos) does so as well.
-"""
+"""Pages of the protocols, from the comments of the .proto files."""
 
 from __future__ import annotations
 
@@ -22,9 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 from grpc_tools import protoc
 
-PROTOS = Path(__file__).resolve().parent
-PAGES = PROTOS / "reference"
-NOTE = "<!-- Made by `python -m quire.protos.reference` from the comments of the .proto files: do not edit. -->"
+PROTOS = Path(__file__).resolve().parents[3] / "protos"
 # As a descriptor counts its parts: numbers of fields of the descriptors themselves.
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, INNER_MESSAGES, INNER_ENUMS, VALUES, METHODS, SYNTAX = 2, 3, 4, 2, 2, 12
@@ -116,7 +111,7 @@ class _Writer(NamedTuple):
         return f"[{name}]({page}#{name.lower().replace('.', '')})"
 
     def service(self, service: ServiceDescriptorProto, place: Place) -> Iterator[str]:
-        yield f"## {self.one.file.package}.{service.name}\n\n{self.one.says(*place)}\n"
+        yield f"### {self.one.file.package}.{service.name}\n\n{self.one.says(*place)}\n"
         yield "| method | takes | gives | |\n|---|---|---|---|"
         for number, method in enumerate(service.method):
             takes, gives = self.link(method.input_type), self.link(method.output_type)
@@ -158,27 +153,13 @@ class _Writer(NamedTuple):
 
 
 def _page(area: str, files: list[Described], anchors: dict[str, tuple[str, str]]) -> Iterator[str]:
-    yield f"{NOTE}\n\n# {area}\n"
+    yield f"# quire.{area}\n" if area != "dialects" else "# Protocols of other servers\n"
     for one in files:
         writer = _Writer(one, area, anchors)
-        yield f"# {one.file.name}\n\n{one.says(SYNTAX)}\n"
+        yield f"## {one.file.name}\n\n{one.says(SYNTAX)}\n"
         for number, service in enumerate(one.file.service):
             yield from writer.service(service, (SERVICES, number))
         for number, message in enumerate(one.file.message_type):
             yield from writer.message(message, "", (MESSAGES, number))
         for number, kind in enumerate(one.file.enum_type):
             yield from writer.enum(kind, "", (ENUMS, number))
-
-
-def main() -> None:
-    PAGES.mkdir(exist_ok=True)
-    texts = pages()
-    for path in PAGES.glob("*.md"):
-        if path.stem not in texts:
-            path.unlink()
-    for name, text in texts.items():
-        (PAGES / f"{name}.md").write_text(text)
-
-
-if __name__ == "__main__":
-    main()

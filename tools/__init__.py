@@ -1,0 +1,1 @@
+"""Programs for developers of Quire. The wheel does not contain them."""
