@@ -1,1 +1,1 @@
-"""Programs for developers of Quire. The wheel does not contain them."""
+"""Programs for developers of Quire, run from a checkout; no wheel contains them."""
