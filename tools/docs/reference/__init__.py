@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tools.docs.reference import errors, flags, http, metrics, models, parsers, protos, settings
+from tools.docs.reference import benchmarks, errors, flags, http, metrics, models, parsers, protos, settings
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "benchmarks/cpu.md": benchmarks.cpu,
+    "benchmarks/h200.md": benchmarks.h200,
     "models/supported.md": models.page,
     "reference/errors.md": errors.page,
     "reference/flags.md": flags.page,

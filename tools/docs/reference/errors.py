@@ -8,9 +8,9 @@ from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# Error codes
 
-Every error names what is wrong, the field, and what to do. Over gRPC it is a status whose details hold a `quire.common.v1.Error`;
-over HTTP the body has the shape of the API that was called. An error with `retry_after_ms` is worth another attempt
-after that time; the HTTP header `Retry-After` says the same in seconds.
+Every error names what is wrong, the field, and what to do. Over gRPC it is a status with details (`google.rpc.BadRequest`
+names the field, `google.rpc.RetryInfo` the time to wait); over HTTP the body has the shape of the API that was called,
+and `Retry-After` has the time in seconds.
 """
 COLUMNS = ("Error", "gRPC status", "HTTP status", "OpenAI type", "Meaning")
 

@@ -12,8 +12,8 @@ from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# HTTP API
 
-A frontend serves all of these paths on one port (8000). `/docs` of a running frontend has the shape of every body, and sends
-calls; `/openapi.json` is the document behind it.
+A frontend serves all of these paths on one port (8000). `/docs` of a running frontend has the shape of every body, and
+sends calls; `/openapi.json` is the document behind it.
 """
 
 
@@ -35,7 +35,9 @@ def _required(operation: dict[str, Any]) -> list[str]:
 
 def _document() -> dict[str, Any]:
     quiet = {service: {"log_level": "warning"} for service in SERVICES}
-    with Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=quiet)) as cluster:
-        with urllib.request.urlopen(f"http://{cluster.http_address}/openapi.json") as answer:
-            document: dict[str, Any] = json.load(answer)
+    with (
+        Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=quiet)) as cluster,
+        urllib.request.urlopen(f"http://{cluster.http_address}/openapi.json") as answer,
+    ):
+        document: dict[str, Any] = json.load(answer)
     return document

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 
 from quire.services.worker.models.registry import ARCHITECTURES, ENCODERS
 from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# Supported models
 
-`quire up MODEL` takes a Hugging Face folder, a GGUF file, or the name `ORG/NAME` of a model on a hub. `quire doctor MODEL`
-says whether a model can be served, and what its chat template, tool parser and reasoning parser are.
+`quire up MODEL` takes a Hugging Face folder, a GGUF file, or the name `ORG/NAME` of a model on a hub. `quire doctor
+MODEL` says whether a model can be served, and which shape of messages its chat template reads.
 
-Decoders in this table run with Quire's own code. Every other decoder that the installed `transformers` knows runs with its
-code and Quire's paged attention (`--model-impl transformers`). Models that take pictures, video or sound serve their text
-part alone.
+Decoders in this table run with Quire's own code. Every other decoder that the installed `transformers` knows runs with
+its code and Quire's paged attention (`--model-impl transformers`). Models that take pictures, video or sound serve
+their text part alone.
 """
 
 
 def page() -> str:
-    decoders = table(("Architecture", "Family"), ((code(name), _family(path)) for name, path in sorted(ARCHITECTURES.items())))
-    encoders = table(("Encoder", "Family"), ((code(name), _family(path)) for name, path in sorted(ENCODERS.items())))
-    return f"{HEAD}\n## Decoders\n\n{decoders}\n## Encoders\n\nEncoders give embeddings, classes and scores.\n\n{encoders}"
+    encoders = "Encoders give embeddings, classes and scores."
+    return f"{HEAD}\n## Decoders\n\n{_table(ARCHITECTURES)}\n## Encoders\n\n{encoders}\n\n{_table(ENCODERS)}"
+
+
+def _table(models: Mapping[str, str]) -> str:
+    return table(("Name", "Family"), ((code(name), _family(path)) for name, path in sorted(models.items())))
 
 
 def _family(path: str) -> str:
