@@ -26,11 +26,12 @@ from quire.services.frontend.http.door import HttpDoor
 from quire.services.frontend.http.headers import Headers
 from quire.services.frontend.http.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard, PageGuard
+from quire.services.frontend.http.near_paths import near_path
 from quire.services.frontend.http.options import EveryPath
 from quire.services.frontend.http.own_paths import OwnPaths, as_own
 from quire.services.frontend.http.page_rules import PageRules
 from quire.services.frontend.http.protocol import Entrance
-from quire.services.frontend.http.router import Router, methods
+from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.kserve_edge import routes as kserve_routes
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.inner_calls import AsCaller
@@ -154,11 +155,19 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
         allowed = ", ".join(methods(request.app.routes, request.scope))
         error = HTTPException(error.status_code, error.detail, {**(error.headers or {}), "Allow": allowed})
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        error = _with_near_path(request, error)
     if words is None:
         return await errors.on_http_exception(request, error)
     answer = words.of_status(error.status_code, errors.of_route(request, error))
     answer.headers.update(error.headers or {})
     return answer
+
+
+def _with_near_path(request: Request, error: HTTPException) -> HTTPException:
+    routes = request.app.routes
+    meant = near_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
+    return HTTPException(error.status_code, f"{error.detail}; did you mean {meant}?") if meant else error
 
 
 async def _on_fault(request: Request, _: Exception) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.input_processor.other_samplers import INSTEAD, NOTHING
+from quire.services.frontend.input_processor.other_samplers import INSTEAD, NOTHING, PENALTY_WINDOWS
 from quire.shared.errors import Unimplemented
 
 HARMLESS: Mapping[str, Sequence[Any]] = {
@@ -43,6 +43,16 @@ def refuse_not_offered(
     for name, value in fields.items():
         if name in harmless and value not in harmless[name]:
             raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
+
+
+def without_idle_windows(
+    fields: Mapping[str, Any], repetition: float | None, *others: float | None
+) -> Mapping[str, Any]:
+    """Returns the fields without the windows of penalties where no penalty is asked for. `repetition`: 1 is none;
+    `others`: 0 is."""
+    if repetition not in (None, 1) or any(others):
+        return fields
+    return {name: value for name, value in fields.items() if name not in PENALTY_WINDOWS}
 
 
 def _remedy(name: str) -> str:

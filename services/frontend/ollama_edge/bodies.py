@@ -12,7 +12,7 @@ from quire.services.frontend.http.known_fields import described
 from quire.services.frontend.http.nested_fields import Shape, check_objects
 from quire.services.frontend.http.optional_fields import Flag, OptionalText
 from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.not_offered import refuse_not_offered, without_idle_windows
 from quire.services.frontend.input_processor.other_samplers import SAMPLERS
 from quire.shared.errors import Unimplemented
 
@@ -63,7 +63,8 @@ class Options(BaseModel):
         """Raises InvalidArgument for a misspelt option, and Unimplemented for one that is not offered."""
         extra, known = self.model_extra or {}, IGNORED_OPTIONS | HARMLESS_OPTIONS.keys()
         unknown.check(extra.keys() - known, type(self).model_fields.keys() | known, "options.")
-        refuse_not_offered(extra, HARMLESS_OPTIONS, "options.")
+        penalties = self.repeat_penalty, self.presence_penalty, self.frequency_penalty
+        refuse_not_offered(without_idle_windows(extra, *penalties), HARMLESS_OPTIONS, "options.")
 
 
 class OllamaBody(BaseModel):

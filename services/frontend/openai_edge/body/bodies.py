@@ -25,7 +25,7 @@ from quire.services.frontend.http.optional_fields import Flag
 from quire.services.frontend.http.plain_fields import PlainFields
 from quire.services.frontend.http.ranges import exactly_one, given
 from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
+from quire.services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered, without_idle_windows
 from quire.services.frontend.input_processor.other_samplers import SAMPLERS
 from quire.services.frontend.input_processor.pooling import POOLERS
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
@@ -89,7 +89,9 @@ class Body(BaseModel):
         extra = self.model_extra or {}
         known = IGNORED | self.not_offered.keys()
         unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
-        refuse_not_offered(extra, self.not_offered)
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        penalties = [getattr(self, name, None) for name in names]
+        refuse_not_offered(without_idle_windows(extra, *penalties), self.not_offered)
         check_models(unknown, self)
         for name, shape in self.objects.items():
             check_objects(unknown, getattr(self, name), shape, name)
