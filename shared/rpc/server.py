@@ -15,7 +15,7 @@ from quire.shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MES
 from quire.shared.rpc.connection_resets import ConnectionResets
 from quire.shared.rpc.health import NOT_SERVING, SERVING
 from quire.shared.security.tls import server_credentials
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,

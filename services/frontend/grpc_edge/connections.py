@@ -12,7 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from quire.services.frontend.http.connections import Connections
+from quire.services.frontend.http.server.connections import Connections
 from quire.shared.logs import logger
 from quire.shared.rpc import peer_sockets
 

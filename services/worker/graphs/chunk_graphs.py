@@ -19,10 +19,11 @@ from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.device.staging import Array, Staging, aligned, as_words
 from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from quire.services.worker.graphs.step_edges import FED, SlotMemory
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.graphs.step_edges import FED
+from quire.services.worker.layers.forward_batch import ForwardBatch
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
@@ -91,6 +92,8 @@ SEES_ALL = -1  # both halves of a mask
 class ChunkGraphs:
     """Owns the static inputs and the recordings."""
 
+    one_row_each = False  # see StepGraphs
+
     def __init__(
         self,
         model: RecordedModel,
@@ -122,6 +125,9 @@ class ChunkGraphs:
         without, as the model's step is now."""
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
+
+    def forget_rows(self) -> None:
+        """Nothing is kept of the rows of a step."""
 
     @property
     def keeps_hidden(self) -> bool:

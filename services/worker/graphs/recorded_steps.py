@@ -10,9 +10,9 @@ from torch import Tensor
 
 from quire.services.worker.graphs.cuda_graph import Recorder, Recording, Work
 from quire.services.worker.graphs.step_edges import StepEdges
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.step_rows import StepRows
 from quire.services.worker.sampling.choice import BoundChoice, PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.step_value import step_value
@@ -107,6 +107,23 @@ class ReadyStep:
 
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
+
+    one_row_each: bool  # steps are of one token a row
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether steps can end in other heads than sampling, which read hidden states."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a step with chunks that goes through a recording."""
+
+    @property
+    def count(self) -> int:
+        """Recordings that there are."""
+
+    def forget_rows(self) -> None:
+        """Slots have been released or admitted."""
 
     def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Whether one of the recordings has room for this step."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.spec_decode.agreement import Agreement
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.proposer import Proposer, Wanted
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Order, Rows, Step
 from quire.services.worker.step.steady import Steady
 from quire.services.worker.step.step_inputs import StepInputs
@@ -58,6 +58,10 @@ class Speculation:
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
         self._made_up: Drafts | None = None
+
+    @property
+    def fixed_draft_length(self) -> bool:
+        return not self.adaptive
 
     def draft_next(self, drafts: Drafts) -> None:
         """The next step that may have drafts has these, whatever the proposer would say."""

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.values.payload import Payload
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument, to_proto
 from quire.shared.kv import block_hash
@@ -225,14 +225,18 @@ class WorkerPeer:
             pid=1,
             model=MODEL,
             layout=layout(self.limits.block_size),
-            num_blocks=self.limits.num_blocks,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
-            weights=self.has_weights,
-            asleep=self.asleep,
-            sleep_level=self.sleep_level,
-            stages_beside_steps=self.stages_beside_steps,
+            kv_cache=worker_pb2.KVCache(num_blocks=self.limits.num_blocks),
+            limits=worker_pb2.StepLimits(
+                max_num_seqs=self.limits.max_num_seqs,
+                max_num_batched_tokens=self.limits.max_num_batched_tokens,
+                max_model_len=self.limits.max_model_len,
+            ),
+            weights_state=worker_pb2.WeightsState(
+                weights=self.has_weights,
+                asleep=self.asleep,
+                sleep_level=self.sleep_level,
+                stages_beside_steps=self.stages_beside_steps,
+            ),
         )
         hello.MergeFrom(self.hello)
         return hello

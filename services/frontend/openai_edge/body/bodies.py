@@ -17,17 +17,17 @@ from pydantic import (
     model_validator,
 )
 
-from quire.services.frontend.bounds.extra_body import opened
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.model_field import ModelField
-from quire.services.frontend.http.nested_fields import Shape, check_models, check_objects
-from quire.services.frontend.http.optional_fields import Flag
-from quire.services.frontend.http.plain_fields import PlainFields
-from quire.services.frontend.http.ranges import exactly_one, given
-from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered, without_idle_windows
-from quire.services.frontend.input_processor.other_samplers import SAMPLERS
-from quire.services.frontend.input_processor.pooling import POOLERS
+from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.checked_body import CheckedBody
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.model_field import ModelField
+from quire.services.frontend.http.fields.nested_fields import Shape
+from quire.services.frontend.http.fields.optional_fields import Flag
+from quire.services.frontend.http.fields.plain_fields import PlainFields
+from quire.services.frontend.http.fields.ranges import exactly_one, given
+from quire.services.frontend.input_processor.pooling.pooling import POOLERS
+from quire.services.frontend.input_processor.sampling.not_offered import HARMLESS
+from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
 from quire.services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.said import (
@@ -65,17 +65,17 @@ PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
 
 def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Ids of a large body (bounds/long_ids.py)."""
+    """Ids of a large body (bounds/bodies/long_ids.py)."""
     return value if isinstance(value, array) else check(value)
 
 
-class Body(BaseModel):
+class Body(CheckedBody):
     """Any body."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, HARMLESS))
 
-    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS  # by name, the values that ask for nothing
-    objects: ClassVar[Mapping[str, Shape]] = {}  # fields that hold objects without a model of their own
+    read_over = IGNORED
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS
 
     model: ModelField = ""
 
@@ -83,18 +83,6 @@ class Body(BaseModel):
     @classmethod
     def _open_extra_body(cls, sent: Any) -> Any:
         return opened(sent)
-
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra = self.model_extra or {}
-        known = IGNORED | self.not_offered.keys()
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
-        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        penalties = [getattr(self, name, None) for name in names]
-        refuse_not_offered(without_idle_windows(extra, *penalties), self.not_offered)
-        check_models(unknown, self)
-        for name, shape in self.objects.items():
-            check_objects(unknown, getattr(self, name), shape, name)
 
 
 class StreamOptions(BaseModel):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from quire.services.worker.layers.quantization.fields import SECTION, Fields
 from quire.services.worker.layers.quantization.port import CheckpointQuantization
-from quire.services.worker.models.config.config_file import ConfigFile
 
 READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
     awq.METHOD: awq.read,
@@ -21,7 +21,7 @@ READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
 def read_quantization(config: ConfigFile) -> CheckpointQuantization | None:
     """None if the checkpoint is not quantized. Raises InvalidArgument for what is not known here."""
     section = config.section(SECTION)
-    if section is None:
+    if section is None or not section.values:
         return None
     fields = Fields(section.values)
     return READERS[fields.one_of("quant_method", tuple(READERS))](fields)

@@ -20,14 +20,16 @@ from quire.services.worker.layers.placement import Destination, LoadableModel, L
 from quire.services.worker.layers.sharding import TensorPart
 from quire.services.worker.models.gguf import tensors as gguf
 from quire.services.worker.models.loading.copies import Copies, threads_for
+from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
-from quire.services.worker.models.loading.rooms import Rooms
 from quire.services.worker.models.loading.stored import StoredTensor, stored_tensors
 from quire.shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
 # The better first; the last is what Medusa's authors call their heads.
+WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file, whatever lies beside it
+SECOND_COPY = "consolidated"  # how Mistral's own files of the same weights begin
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
@@ -120,12 +122,12 @@ def _load(
 ) -> None:
     progress = progress or Progress()
     copies = Copies(num_threads, progress)
-    rooms = Rooms(model, copies.settle)
+    storage = LayerStorage(model, copies.settle)
 
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
-        rooms.open(covered)
+        storage.allocate(covered)
         _copy(name, source, destination, copies)
-        rooms.close(covered)
+        storage.release(covered)
 
     try:
         _place(model, sources, given, take, is_elsewhere, progress=progress)
@@ -186,16 +188,16 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
-    rooms = Rooms(model, lambda: None)
+    storage = LayerStorage(model, lambda: None)
     for position, (name, destination) in enumerate(destinations):
-        rooms.open((name,))
+        storage.allocate((name,))
         if not destination.is_floating_point():
             destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
         elif destination.dim() == 1:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
-        rooms.close((name,))
+        storage.release((name,))
     model.finish()
 
 
@@ -328,14 +330,16 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file once, in order: those the index names, else all there are of the better format."""
+    """Every file once, in order: those the index names, else the one that is whole, else all of the better format."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
     for pattern in FILES:
         found = sorted(folder.glob(pattern))
+        whole = [path for path in found if path.name in WHOLE]
+        parts = [path for path in found if not path.name.startswith(SECOND_COPY)]
         if found:
-            return found
+            return whole or parts or found
     raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
 
 

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.http import router
-from quire.services.frontend.http.documented import document
+from quire.services.frontend.http.document.documented import document
 from quire.services.frontend.http.router import LateRoute, Router
 from quire.shared.errors import InvalidArgument
 
@@ -44,7 +45,7 @@ def app(built: list[str]) -> FastAPI:
     outer.add(inner)
     app = FastAPI()
     app.router.routes.extend(outer.routes)
-    document(app, lambda path: {})
+    document(app, DIALECTS)
     return app
 
 

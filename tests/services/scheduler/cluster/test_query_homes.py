@@ -7,12 +7,12 @@ import hashlib
 
 from prometheus_client import CollectorRegistry
 
-from quire.services.scheduler.cluster.placement import STEPS_BEHIND, Placement
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.sequence import LateQuery, Sequence
-from quire.services.scheduler.frontends.submissions import Payload
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
+from quire.services.scheduler.placement.placement import STEPS_BEHIND, Placement
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from quire.shared.kv.kv_specs import NOTHING
 from quire.shared.metrics.scheduler import SchedulerMetrics
@@ -28,7 +28,9 @@ def replica(name: str, num_query_vectors: int = 1000) -> Replica:
     sizes = {"num_blocks": 2, "max_model_len": STEP, "max_num_batched_tokens": STEP}
     limits = make_limits(kv_specs=(NOTHING,), num_query_vectors=num_query_vectors, **sizes)
     return Replica(
-        pb.WorkerHello(worker_id=name, max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=100)),
+        pb.WorkerHello(
+            worker_id=name, model=model_pb2.ModelIdentity(vocab_size=100), limits=pb.StepLimits(max_num_seqs=8)
+        ),
         1,
         Core(limits),
         send=lambda _: None,

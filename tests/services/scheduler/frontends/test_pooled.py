@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.step.plan_builder import NO_SLOTS, Flight
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory
@@ -23,7 +23,7 @@ from quire.shared.pb.scheduler.v1.scheduler_pb2 import LateQuery
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
-HELLO = pb.WorkerHello(max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=50))
+HELLO = pb.WorkerHello(model=model_pb2.ModelIdentity(vocab_size=50), limits=pb.StepLimits(max_num_seqs=8))
 ENDING = Flight(1, NO_SLOTS, NO_SLOTS.astype(np.int64), NO_SLOTS.astype(bool), {}, 9, 9, 0.0, ended={2: 5, 4: 6})
 
 

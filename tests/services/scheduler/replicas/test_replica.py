@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.frontends.submissions import Payload
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from quire.shared.metrics.scheduler import SchedulerMetrics
 from quire.shared.pb.common.v1 import model_pb2
@@ -32,7 +32,9 @@ class Loop:
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.replica = Replica(
-            pb.WorkerHello(worker_id="w0", max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=100)),
+            pb.WorkerHello(
+                worker_id="w0", model=model_pb2.ModelIdentity(vocab_size=100), limits=pb.StepLimits(max_num_seqs=8)
+            ),
             1,
             Core(make_limits(num_blocks=100, max_steps_in_flight=0, max_num_seqs=8)),
             send=self._send,

@@ -20,7 +20,8 @@ import pytest
 import torch
 import trustme
 
-from quire.services.worker.ranks import seat, start
+from quire.services.worker.building.rank_processes import start
+from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
 from quire.services.worker.ranks.hosts.channel import Channel, Proofs
@@ -28,8 +29,8 @@ from quire.services.worker.ranks.local import LocalRanks
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
 from quire.shared.security.secret_file import SecretFile, write
 from quire.shared.security.tls import server_context
+from quire.shared.security.tls_files import Tls
 from quire.shared.settings import WorkerSettings
-from quire.shared.settings.tls import Tls
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import shaken

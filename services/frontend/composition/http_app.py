@@ -1,0 +1,136 @@
+"""The routes put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.console import routes as console
+from quire.services.frontend.http.dialects import Dialects
+from quire.services.frontend.http.document import examples
+from quire.services.frontend.http.document.documented import document
+from quire.services.frontend.http.headers import CALL, Headers
+from quire.services.frontend.http.middleware.call_scope import CallScope
+from quire.services.frontend.http.middleware.cors import Cors
+from quire.services.frontend.http.middleware.decoded_body import BodyDecoders, DecodedBodies
+from quire.services.frontend.http.middleware.door import HttpDoor
+from quire.services.frontend.http.middleware.guards import BodyLimit, KeyGuard, OperatorGuard, PageGuard
+from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
+from quire.services.frontend.http.middleware.options import EveryPath
+from quire.services.frontend.http.middleware.own_paths import OwnPaths, as_own
+from quire.services.frontend.http.middleware.page_rules import PageRules
+from quire.services.frontend.http.near_paths import near_path
+from quire.services.frontend.http.router import Router, is_served, methods, paths
+from quire.services.frontend.http.server.protocol import Entrance
+from quire.services.frontend.http.server.server import Face
+from quire.services.frontend.http.validation_errors import worded
+from quire.services.frontend.offline import routes as offline
+from quire.services.frontend.offline.inner_calls import AsCaller
+from quire.shared.errors import Internal, QuireError
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.version import VERSION
+
+
+def build(
+    routers: Iterable[Router],
+    dialects: Dialects,
+    *,
+    access: Access,
+    operator: Callable[[Headers], None],
+    open_paths: Iterable[str],
+    rules: PageRules,
+    root_path: str,
+    max_request_bytes: int,
+    max_file_bytes: int,
+    decoders: BodyDecoders,
+    admission: CallAdmission,
+    calls: Calls,
+    metrics: FrontendMetrics,
+    load: Load,
+    sse_keepalive_s: float,
+    model: str = "",
+    web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> Face:
+    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
+    document; `web`: what takes the calls of browsers' gRPC before the rest."""
+    app = FastAPI(
+        title="Quire",
+        version=VERSION,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        servers=[{"url": root_path}] if root_path else None,
+    )
+    _install_errors(app, dialects)
+    for router in routers:
+        app.router.routes.extend(router.routes)
+    document(app, dialects)
+    refusal = dialects.refusal
+    door = HttpDoor(app, admission, calls, metrics, dialects)
+    operated = OperatorGuard(door, operator, refusal)
+    of_paths = {offline.FILES: max_file_bytes}
+    bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
+    inner = CallScope(AsCaller(bounded), calls, metrics, dialects)
+    examples.add(app, model, dialects)
+    guarded: ASGIApp = LoadHeader(bounded, load)
+    if not access.is_open:
+        guarded = KeyGuard(guarded, access, (*console.OPEN, *open_paths), refusal)
+    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), dialects.status)
+    guarded = PageGuard(guarded, rules, refusal)
+    guarded = web(CallScope(guarded, calls, metrics, dialects, sse_keepalive_s))
+    if rules.origins:
+        guarded = Cors(guarded, rules)
+    return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
+
+
+def _near_path(request: Request) -> str:
+    routes = request.app.routes
+    meant = near_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _install_errors(app: FastAPI, dialects: Dialects) -> None:
+    """Has every error be worded as the clients of its path read it."""
+
+    async def on_quire_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, QuireError)
+        request.scope[CALL].error = error
+        path = request.url.path
+        return dialects.refusal(path, dialects.in_client_terms(path, error))
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        request.scope[CALL].error = wrong = worded(error)
+        return dialects.refusal(request.url.path, wrong)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        """Answers what no route has: a path or a method that is not there."""
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
+            headers["Allow"] = ", ".join(methods(request.app.routes, request.scope))
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            detail += _near_path(request)
+        answer = dialects.status(request.url.path, error.status_code, detail)
+        answer.headers.update(headers)
+        return answer
+
+    async def on_fault(request: Request, _: Exception) -> Response:
+        """Answers a fault, which goes on to be logged with its call."""
+        return dialects.refusal(request.url.path, Internal("internal error"))
+
+    app.add_exception_handler(QuireError, on_quire_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_fault)

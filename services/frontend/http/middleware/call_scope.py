@@ -1,0 +1,104 @@
+"""Around every HTTP call: it is counted, timed and logged, its answer has its id, and a fault of ours is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.services.frontend.access.rate_limit import headers_of
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.http.dialects import Dialects
+from quire.services.frontend.http.headers import (
+    CALL,
+    DIALECTS,
+    HANDLER,
+    KEEPALIVE,
+    request_id_headers,
+    sent_id,
+    traceparent,
+)
+from quire.shared.errors import Internal
+from quire.shared.logs import logger
+from quire.shared.metrics.frontend import FrontendMetrics
+
+log = logger("http")
+
+CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
+UNKNOWN = "none"  # a path nobody serves must not become a label
+PUBLIC = "/v1"  # what is read elsewhere is for operators and probes, who ask all the time
+
+
+class CallScope:
+    """The outermost of all."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        calls: Calls,
+        metrics: FrontendMetrics,
+        dialects: Dialects,
+        keepalive_s: float = 0.0,
+    ) -> None:
+        """`keepalive_s`: silence of a stream before a keep-alive."""
+        self._app = app
+        self._calls = calls
+        self._metrics = metrics
+        self._dialects = dialects
+        self._keepalive_s = keepalive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                more = [*_id_headers(call, scope), *(headers_of(call.rate_limits()) if HANDLER in scope else ())]
+                status = message["status"]  # from here on no other answer can be begun
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            await send(message)
+
+        with self._calls.begin() as call:
+            scope[CALL] = call
+            scope[DIALECTS] = self._dialects
+            call.address = (scope.get("client") or ("",))[0]
+            scope[KEEPALIVE] = self._keepalive_s
+            call.traceparent = traceparent(scope["headers"])
+            try:
+                await self._app(scope, receive, watched)
+            except ClientDisconnect:  # with some of its body unsent
+                status = CLIENT_GONE
+            except Exception as fault:
+                log.exception("a call failed", request=call.id or sent_id(scope["headers"]), route=_route(scope))
+                call.error = Internal(type(fault).__name__)
+                if not status:
+                    await self._dialects.refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
+            finally:
+                self._end(call, scope, status or CLIENT_GONE)
+
+    def _end(self, call: Call, scope: Scope, status: int) -> None:
+        handler, method = _route(scope), scope["method"]
+        self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._metrics.http_duration.labels(handler, method).observe(asyncio.get_running_loop().time() - call.started_s)
+        if method == "POST" or scope["path"].startswith(PUBLIC):
+            call.route, call.status = f"{method} {handler}", str(status)
+
+
+def _id_headers(call: Call, scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The request's own; before there is one, what the client sent, or one that is drawn: so refusals have a name."""
+    if call.request is not None:
+        return request_id_headers(call.request.request_id)
+    call.drawn_id = sent_id(scope["headers"])
+    if not (known := request_id_headers(call.drawn_id)):
+        call.drawn_id = uuid.uuid4().hex
+        known = request_id_headers(call.drawn_id)
+    return known
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", None) or scope.get(HANDLER, UNKNOWN))
