@@ -54,7 +54,7 @@ class Generator:
         is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
         has it replay what another frontend has told, before anything is submitted."""
         if call.caller is not None:
-            request = call.caller.own(request, self._catalogue.name)
+            request = call.caller.own(request, self._catalogue.called(request.model))
         traceparent = call.begin_trace()
         if traceparent:
             request = replace(request, traceparent=traceparent)
