@@ -233,27 +233,38 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
     said.MergeFrom(
         pb.WorkerHello(
             device=f"{settings.device} {replica.device_name}",
-            max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
-            logprobs_mode=settings.logprobs_mode,
-            num_ranks=settings.num_ranks,
-            num_stages=settings.pipeline_parallel_size,
-            num_contexts=settings.context_parallel_size,
-            num_speculative_tokens=replica.speculation.num_speculative_tokens,
-            fixed_draft_length=replica.speculation.fixed_draft_length,
-            drafts_constrained_only=replica.speculation.constrained_only,
-            logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-            structured_output_backends=chosen.names(settings.structured_output_backend),
-            max_adapters=replica.adapters.max_adapters,
-            num_host_blocks=replica.transfers.num_host_blocks,
-            num_query_vectors=replica.num_query_vectors,
-            stages_beside_steps=replica.orders.stages_beside_steps,
-            num_disk_blocks=replica.transfers.num_disk_blocks,
-            kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
-            kv_address=address if replica.pages.block_bytes else "",
-            kv_layout=replica.pages.layout,
-            kv_block_bytes=replica.pages.block_bytes,
-            weights_digest=weights_digest,
             role=settings.role,
+            sampling=pb.SamplingSupport(
+                max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+                logprobs_mode=settings.logprobs_mode,
+                logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+                structured_output_backends=chosen.names(settings.structured_output_backend),
+            ),
+            parallelism=pb.Parallelism(
+                num_ranks=settings.num_ranks,
+                num_stages=settings.pipeline_parallel_size,
+                num_contexts=settings.context_parallel_size,
+            ),
+            drafting=pb.Drafting(
+                num_speculative_tokens=replica.speculation.num_speculative_tokens,
+                fixed_length=replica.speculation.fixed_draft_length,
+                constrained_only=replica.speculation.constrained_only,
+            ),
+            lora=pb.LoraAdapters(max_adapters=replica.adapters.max_adapters),
+            kv_cache=pb.KVCache(
+                num_host_blocks=replica.transfers.num_host_blocks,
+                num_query_vectors=replica.num_query_vectors,
+                num_disk_blocks=replica.transfers.num_disk_blocks,
+                groups=kv_wire.to_proto(replica.limits.layout.groups),
+            ),
+            weights_state=pb.WeightsState(
+                stages_beside_steps=replica.orders.stages_beside_steps, weights_digest=weights_digest
+            ),
+            kv_transfer=pb.KVTransferSource(
+                address=address if replica.pages.block_bytes else "",
+                layout=replica.pages.layout,
+                block_bytes=replica.pages.block_bytes,
+            ),
         )
     )
     return said

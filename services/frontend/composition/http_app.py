@@ -17,6 +17,7 @@ from quire.services.frontend.anthropic_edge import errors as anthropic_errors
 from quire.services.frontend.anthropic_edge import routes as anthropic_routes
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.console import routes as console
 from quire.services.frontend.http.document import examples
 from quire.services.frontend.http.document.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
 from quire.services.frontend.http.headers import Headers
@@ -31,6 +32,7 @@ from quire.services.frontend.http.middleware.own_paths import OwnPaths, as_own
 from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.http.router import Router, methods
 from quire.services.frontend.http.server.protocol import Entrance
+from quire.services.frontend.http.server.server import Face
 from quire.services.frontend.kserve_edge import routes as kserve_routes
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.inner_calls import AsCaller
@@ -63,14 +65,6 @@ ERROR_SHAPES = {
     kserve_routes.ROOT: OLLAMA_ERROR,
 }
 OTHERS_WORDS = ("/v2/rerank", "/v2/embed", "/v2/chat")  # of Cohere and Jina, whose clients read OpenAI's errors
-
-
-class Face(NamedTuple):
-    """What a server serves, and what it asks before."""
-
-    app: ASGIApp
-    entrance: Entrance
-    inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
 
 
 def build(
@@ -116,7 +110,7 @@ def build(
     examples.add(app, model)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
-        guarded = KeyGuard(guarded, access, open_paths, refusal)
+        guarded = KeyGuard(guarded, access, (*console.OPEN, *open_paths), refusal)
     guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), _status_refusal)
     guarded = PageGuard(guarded, rules, refusal)
     guarded = web(CallScope(guarded, calls, metrics, refusal, sse_keepalive_s))
