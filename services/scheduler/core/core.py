@@ -79,7 +79,7 @@ class Core:
         shares = limits.caches_prefixes and self.kv.groups.plain
         self.peer_blocks = PeerBlocks(self.kv, counts, lambda: state.last_ordered) if shares else None
         every = (self.grammars, self.queries, self.siblings, self.host_blocks, self.peer_blocks)
-        state.queue.prerequisites += [prerequisite for prerequisite in every if prerequisite is not None]
+        state.queue.set_prerequisites([prerequisite for prerequisite in every if prerequisite is not None])
 
     # What goes in.
 

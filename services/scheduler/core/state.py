@@ -96,8 +96,7 @@ class CoreState:
     def release_slot(self, sequence: Sequence) -> int | None:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
         fence = self.flights[-1].step_id if self.flights else None
-        for prerequisite in self.queue.prerequisites:
-            prerequisite.release_slot(sequence)
+        self.queue.release_slot(sequence)
         slot = self.tables.leave(sequence, fence)
         self.suspects.discard(slot)
         self._released.append(slot)
@@ -158,8 +157,7 @@ class CoreState:
         for slot in np.flatnonzero(self.running.live).tolist():
             sequence = self.running.sequence(slot)
             progressed = self.running.has_progressed(sequence)
-            for prerequisite in self.queue.prerequisites:
-                prerequisite.release_slot(sequence)
+            self.queue.release_slot(sequence)
             self.running.leave(slot)
             if loss is not None:
                 sequence.losses = (loss,) if progressed else (*sequence.losses, loss)

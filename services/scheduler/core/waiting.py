@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from quire.services.scheduler.core.policies import Policy
-from quire.services.scheduler.core.prerequisites.port import Prerequisite
+from quire.services.scheduler.core.prerequisites.port import BlockSource, Prerequisite
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 
 
@@ -14,8 +14,17 @@ class WaitingSequences:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.prerequisites: list[Prerequisite] = []  # in the order in which sequences join them
+        self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
+        self._first: Seq[Prerequisite] = ()  # of these, which sequences join before they are in the queue
+        self._by_slot: Seq[Prerequisite] = ()  # of these, which note that slots are released
         self.num_tokens = 0  # of sequences without a slot; one for each whose prompt another one computes
+
+    def set_prerequisites(self, prerequisites: Seq[Prerequisite]) -> None:
+        """Names what sequences wait for, in the order in which they join it."""
+        self.prerequisites = prerequisites
+        self._first = [each for each in prerequisites if not isinstance(each, BlockSource)]
+        plain = Prerequisite.release_slot
+        self._by_slot = [each for each in prerequisites if type(each).release_slot is not plain]
 
     @property
     def num_sequences(self) -> int:
@@ -27,9 +36,8 @@ class WaitingSequences:
 
     def enter(self, sequence: Sequence, after: Prerequisite | None = None) -> None:
         """Joins the prerequisites, or those after `after`, which is ready: queues `sequence`, or blocks it."""
-        begin = 0 if after is None else self.prerequisites.index(after) + 1
         self._count(sequence, sequence.num_tokens)
-        for prerequisite in self.prerequisites[begin:]:
+        for prerequisite in self._first if after is None else self._first[self._first.index(after) + 1 :]:
             if not prerequisite.join(sequence):
                 sequence.status = SequenceStatus.BLOCKED
                 if prerequisite.computes_prompt:
@@ -70,7 +78,8 @@ class WaitingSequences:
     def pop(self) -> Sequence:
         """Takes the head of the queue."""
         sequence = self.policy.pop()
-        self._count(sequence, 0)
+        self.num_tokens -= sequence.num_queued_tokens
+        sequence.num_queued_tokens = 0
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -89,8 +98,14 @@ class WaitingSequences:
 
     def leave_prerequisites(self, sequence: Sequence) -> None:
         """Leaves all prerequisites of a sequence that has ended or goes elsewhere."""
-        for prerequisite in self.prerequisites:
+        is_blocked = sequence.status is SequenceStatus.BLOCKED  # else no source of blocks knows it
+        for prerequisite in self.prerequisites if is_blocked else self._first:
             prerequisite.leave(sequence)
+
+    def release_slot(self, sequence: Sequence) -> None:
+        """Tells the prerequisites that `sequence` is about to give up its slot."""
+        for prerequisite in self._by_slot:
+            prerequisite.release_slot(sequence)
 
     def _count(self, sequence: Sequence, num_tokens: int) -> None:
         """Counts so many tokens of `sequence`, in place of those that were counted before."""

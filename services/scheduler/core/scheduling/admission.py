@@ -37,6 +37,7 @@ class Admitter:
         """`sources`: where blocks come from that the device lacks, the first to be asked first."""
         self._state = state
         self._sources = sources
+        self._observers = [source for source in sources if type(source).admitted is not BlockSource.admitted]
         self._entry = entry
         self._pace = pace
         self._admit_search = admit_search
@@ -77,7 +78,7 @@ class Admitter:
                 return
             state.queue.pop()
             if not sequence.started:
-                for source in self._sources:
+                for source in self._observers:
                     source.admitted(sequence, len(start.whole) // state.kv.num_groups)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
@@ -102,14 +103,18 @@ class Admitter:
         """Blocks the head of the queue if more of it lies outside the device and is worth the wait, and there is room
         for that. Returns whether it waits."""
         state = self._state
-        sources = [source for source in self._sources if source.is_open] if self._sources else ()
-        if not sources or start.match is None or sequence.skip_reading_prefix_cache:
+        for source in self._sources:
+            if source.is_open:
+                break
+        else:
+            return False
+        if start.match is None or sequence.skip_reading_prefix_cache:
             return False
         if not self._entry.fits_now(sequence, start, state.limits.watermark_blocks):
             return False
         num_found = len(start.whole) // state.kv.num_groups
         most = self._entry.most_read(sequence) - num_found
-        if not any(source.fetch(sequence, start.whole, most) for source in sources):
+        if not any(source.fetch(sequence, start.whole, most) for source in self._sources if source.is_open):
             return False
         state.queue.block(sequence)
         return True
