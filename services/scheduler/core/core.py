@@ -20,8 +20,8 @@ from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finish
 from quire.services.scheduler.core.prerequisites.grammars import Grammars
 from quire.services.scheduler.core.prerequisites.host_blocks import HostBlocks
-from quire.services.scheduler.core.prerequisites.late_queries import LateQueries
-from quire.services.scheduler.core.prerequisites.peer_blocks import PeerBlocks
+from quire.services.scheduler.core.prerequisites.late_queries import QueryVectors
+from quire.services.scheduler.core.prerequisites.peer_blocks import PeerFetches
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
 from quire.services.scheduler.core.results import ResultProcessor
 from quire.services.scheduler.core.scheduling.admission import Admitter
@@ -72,12 +72,12 @@ class Core:
         limits, state, counts = self.limits, self.state, self.counts
         hashed = limits.block_size if limits.caches_prefixes else 0
         self.grammars = Grammars()
-        self.queries = LateQueries(limits.num_query_vectors, hashed, counts, state, state.queue)
+        self.queries = QueryVectors(limits.num_query_vectors, hashed, counts, state, state.queue)
         self.siblings = Siblings(state.queue)
         stores = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
         shares = limits.caches_prefixes and self.kv.groups.plain
-        self.peer_blocks = PeerBlocks(self.kv, counts, lambda: state.last_ordered) if shares else None
+        self.peer_blocks = PeerFetches(self.kv, counts, lambda: state.last_ordered) if shares else None
         every = (self.grammars, self.queries, self.siblings, self.host_blocks, self.peer_blocks)
         state.queue.set_prerequisites([prerequisite for prerequisite in every if prerequisite is not None])
 

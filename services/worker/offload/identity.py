@@ -26,8 +26,8 @@ def identity_of(layout: bytes, weights: str, **facts: object) -> tuple[bytes, Ma
 
 
 def weights_digest(folder: Path, patterns: Sequence[str], memo: Path) -> str:
-    """SHA-256 of the files in a model's folder that match one of `patterns`. Reading them takes about as long as loading
-    them does, so what was found is noted in the file `memo`, for files that have not changed since."""
+    """Returns the SHA-256 of the files in a model's folder that match one of `patterns`. Reading them takes about as
+    long as loading them does, so what was found is noted in the file `memo`, for files that have not changed since."""
     files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not files:  # whatever the model is read from is unknown here: no later life finds what this one keeps
         log.warning("no files of weights are known: KV is not kept over restarts", folder=str(folder))

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.services.frontend.access.access import Access
 from quire.services.frontend.calls.calls import Call
-from quire.services.frontend.console import routes as console
 from quire.services.frontend.http.headers import CALL, Headers
 from quire.services.frontend.http.middleware.page_rules import PROBES, PageRules
 from quire.shared.errors import QuireError
@@ -130,7 +129,7 @@ class KeyGuard:
         """`refusal`: how the clients of a path are told."""
         self._app = app
         self._access = access
-        self._open = frozenset((*PROBES, *OPERATORS, *console.OPEN, *open_paths))
+        self._open = frozenset((*PROBES, *OPERATORS, *open_paths))
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from quire.services.frontend.composition.http_app import Face
 from quire.services.frontend.http.server.arrivals import Arrivals
 from quire.services.frontend.http.server.connections import Connections
-from quire.services.frontend.http.server.protocol import guarded
+from quire.services.frontend.http.server.protocol import Entrance, guarded
 from quire.shared import ports
 from quire.shared.security.tls import server_context
 from quire.shared.security.tls_files import Tls
@@ -23,6 +24,14 @@ QUEUE = 65_535
 # asyncio accepts as many in one go as it has been told that wait. After so many others have a turn of the loop:
 # refusals of those that came first, tokens of streams.
 ACCEPTED_AT_ONCE = 64
+
+
+class Face(NamedTuple):
+    """Holds what a server serves, and what it asks before a call begins."""
+
+    app: ASGIApp
+    entrance: Entrance
+    inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
 
 
 class _Uvicorn(uvicorn.Server):

@@ -11,18 +11,20 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from quire.services.frontend.openai_edge.responses.numbers import writable
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
+from quire.services.frontend.openai_edge.responses.tools import added, called, echoed
 from quire.services.frontend.openai_edge.responses.turns import Item
 from quire.services.frontend.output_processor.answer_parser import Part
-from quire.services.frontend.output_processor.delta import Finish, SampleDelta
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content
+from quire.services.frontend.request.outcome import Finish
 from quire.services.frontend.request.request import Sampling
 from quire.shared.errors import QuireError, transport
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
@@ -90,7 +92,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._namespaces = namespaces([*(body.tools or ()), *added(conversation)])
+        self._tools = called([*(body.tools or ()), *added(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -155,7 +157,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
-        self._item = new_item(part, self._identity.new_item_id, self._namespaces)
+        self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.services.scheduler.core.prerequisites.port import Prerequisite
-from quire.services.scheduler.core.prerequisites.worker_cache import CacheLimits, Entry, WorkerCache
+from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 # Prepared grammars that no sequence needs: a compiled one takes up to a thousand times its text.
@@ -65,7 +65,7 @@ class Grammars(Prerequisite):
         super().check_invariant()
         self._cache.check_invariant()
 
-    def _order(self, entry: Entry) -> None:
+    def _order(self, entry: CacheEntry) -> None:
         self._orders.append(GrammarOrder(entry.entry_id, next(iter(entry.users.values()))))
 
     def _order_release(self, grammar_id: bytes) -> None:

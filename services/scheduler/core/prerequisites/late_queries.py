@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.prerequisites.port import InternalSequences, Prerequisite, Requeue
-from quire.services.scheduler.core.prerequisites.worker_cache import CacheLimits, Entry, WorkerCache
+from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
 from quire.shared.kv import block_hash
 
@@ -20,7 +20,7 @@ MOST_IDLE = 8192  # queries without documents that are remembered, whatever the 
 KEYS = itertools.count(2**62)  # of internal sequences: no submission's
 
 
-class LateQueries(Prerequisite):
+class QueryVectors(Prerequisite):
     """Query vectors of one worker. A document joins its query when it comes to the core."""
 
     def __init__(
@@ -110,7 +110,7 @@ class LateQueries(Prerequisite):
         """Returns whether `sequence` is the one that computes its query, which may have been dropped meanwhile."""
         return sequence.is_query and self._computing.get(_query_of(sequence).name) is sequence
 
-    def _compute(self, entry: Entry) -> None:
+    def _compute(self, entry: CacheEntry) -> None:
         """Submits an internal sequence on behalf of the documents that wait for the query."""
         documents = list(entry.users.values())
         first = documents[0]

@@ -70,7 +70,7 @@ class _UnderWay:
     num_looks: int = 0  # at it, since it was ordered
 
 
-class PeerBlocks(BlockSource):
+class PeerFetches(BlockSource):
     """KV block fetches from other workers and loans to them. A sequence joins a fetch as the next to run."""
 
     def __init__(self, kv: KVCacheManager, counts: Counts, last_step: Callable[[], int]) -> None:

@@ -20,7 +20,7 @@ class CacheLimits:
 
 
 @dataclass(slots=True)
-class Entry:
+class CacheEntry:
     """One entry, from when a sequence asks for it until it is evicted or fails."""
 
     entry_id: bytes
@@ -42,14 +42,14 @@ class WorkerCache:
         limits: CacheLimits,
         blocked: BlockedSequences,
         *,
-        prepare: Callable[[Entry], None],
+        prepare: Callable[[CacheEntry], None],
         evict: Callable[[bytes], None],
     ) -> None:
         """`prepare` is called when an entry has got its place, `evict` when one without users loses it; the worker has
         to be told of both in this order."""
         self._limits, self._blocked = limits, blocked
         self._prepare, self._evict = prepare, evict
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, CacheEntry] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # without users, the longest idle first
         self._idle_size = 0
         self._unplaced: dict[bytes, None] = {}  # in order of arrival
@@ -76,7 +76,7 @@ class WorkerCache:
         names the entry."""
         entry = self._entries.get(entry_id)
         if entry is None:
-            entry = self._entries[entry_id] = Entry(entry_id, size)
+            entry = self._entries[entry_id] = CacheEntry(entry_id, size)
             self._unplaced[entry_id] = None
         elif entry_id in self._idle:
             self._leave_idle(entry)
@@ -87,7 +87,7 @@ class WorkerCache:
             self._give_places()
         return entry.is_ready
 
-    def leave(self, entry_id: bytes, sequence: Sequence) -> Entry | None:
+    def leave(self, entry_id: bytes, sequence: Sequence) -> CacheEntry | None:
         """Removes a reference, if there is one. Returns the entry if that was the last one and it is not ready yet."""
         entry = self._entries.get(entry_id)
         if entry is None or entry.users.pop(sequence.key, None) is None:
@@ -116,7 +116,7 @@ class WorkerCache:
         self._give_places()
         return users
 
-    def reset(self) -> list[Entry]:
+    def reset(self) -> list[CacheEntry]:
         """Forgets everything that is ready. Returns those entries that are still in use: they have to be prepared
         again, and block their users until then."""
         for entry_id in list(self._idle):
@@ -153,7 +153,7 @@ class WorkerCache:
             self.size += entry.size
             entry.has_place = True
 
-    def _become_idle(self, entry: Entry) -> None:
+    def _become_idle(self, entry: CacheEntry) -> None:
         self._idle[entry.entry_id] = None
         self._idle_size += entry.size
         most = self._limits.max_idle_size
@@ -161,7 +161,7 @@ class WorkerCache:
             self._evict_oldest()
         self._give_places()
 
-    def _leave_idle(self, entry: Entry) -> None:
+    def _leave_idle(self, entry: CacheEntry) -> None:
         del self._idle[entry.entry_id]
         self._idle_size -= entry.size
 
@@ -170,7 +170,7 @@ class WorkerCache:
         self._forget(entry_id)
         self._evict(entry_id)
 
-    def _forget(self, entry_id: bytes) -> Entry:
+    def _forget(self, entry_id: bytes) -> CacheEntry:
         entry = self._entries.pop(entry_id)
         self._unplaced.pop(entry_id, None)
         if entry_id in self._idle:

@@ -14,10 +14,9 @@ import pytest
 import trustme
 import uvloop
 
-from quire.services.frontend.composition.http_app import Face
 from quire.services.frontend.http.server.connections import Connections
 from quire.services.frontend.http.server.protocol import Entrance
-from quire.services.frontend.http.server.server import HttpServer
+from quire.services.frontend.http.server.server import Face, HttpServer
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.security.tls_files import Tls
 from quire.shared.settings.connection_limits import ConnectionLimits
