@@ -17,7 +17,7 @@ from quire.services.frontend.http.fields.ranges import needs
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
-from quire.services.frontend.openai_edge.body.said import FUNCTION
+from quire.services.frontend.openai_edge.body.said import CUSTOM, FUNCTION, TEXT_FORMAT
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
 from quire.services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
 from quire.services.frontend.openai_edge.responses.said import INPUT
@@ -48,10 +48,28 @@ CALLABLE: dict[str, Any] = {
     "required": ["type", "name"],
     "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
 }
+GRAMMAR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "syntax", "definition"],
+    "properties": {
+        "type": {"const": "grammar"},
+        "syntax": {"enum": ["lark", "regex"]},
+        "definition": {"type": "string", "minLength": 1},
+    },
+}
 TOOLS: dict[str, Any] = {
     "items": {
         "anyOf": [
             CALLABLE,
+            {
+                **CUSTOM,
+                "required": ["type", "name"],
+                "properties": {
+                    **CUSTOM["properties"],
+                    "type": {"const": "custom"},
+                    "format": {"anyOf": [TEXT_FORMAT, GRAMMAR, {"type": "null"}]},
+                },
+            },
             {
                 "type": "object",
                 "required": ["type", "name", "tools"],
@@ -64,7 +82,9 @@ TOOLS: dict[str, Any] = {
             {
                 "type": "object",
                 "required": ["type"],
-                "properties": {"type": {"not": {"enum": ["function", "namespace"]}, "type": "string", "minLength": 1}},
+                "properties": {
+                    "type": {"not": {"enum": ["custom", "function", "namespace"]}, "type": "string", "minLength": 1}
+                },
                 "description": "tools that this server does not run are not shown to the model",
             },
         ]
@@ -83,7 +103,7 @@ TOOL_CHOICE: dict[str, Any] = {
         {
             "type": "object",
             "required": ["type", "name"],
-            "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+            "properties": {"type": {"enum": ["custom", "function"]}, "name": {"type": "string", "minLength": 1}},
         },
         {
             "type": "object",
