@@ -10,7 +10,8 @@ from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.directory.prefix_lookup import Prefixes
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.request.request import Request
