@@ -14,7 +14,7 @@ from quire.kernels import triton
 from quire.kernels.routing import Routing
 from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
 from quire.kernels.triton.moe.grouped_linear import ProductCut, Tile, tile_for
-from quire.kernels.triton.single_row.row_experts import ROW, RowExpertsTile, row_experts
+from quire.kernels.triton.single_row.row_experts import TUNING, RowExpertsTile, row_experts
 from quire.kernels.triton.single_row.row_linear import RowNorm
 from tools.bench.kernels.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
 from tools.bench.kernels.timing import BenchRow
@@ -117,7 +117,8 @@ def bench() -> Iterator[BenchRow]:
             times = {"triton": graph_us(case.works())}
             yield row_of("experts", f"{name}, {num_tokens} tokens", case, times)
         case = Case.make(layer, 1)
-        yield row_of("experts", f"{name}, the chain's two kernels", case, {"triton": graph_us(case.row_works(ROW))})
+        times = {"triton": graph_us(case.row_works(TUNING.here.tile))}
+        yield row_of("experts", f"{name}, the chain's two kernels", case, times)
 
 
 def tiles() -> Iterator[BenchRow]:
