@@ -107,13 +107,13 @@ class CausalLM(ABC):
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
         """`num_positions`: longest sequence that will be run."""
-        self.config = config
+        self.config, self._logit_cap = config, config.scales.logit_cap
         self._embed = place.ops.embed
         self.stage = place.stage
         self._edges: tuple[Loadable, ...] = ()
         if self.stage.is_first:
             self.embedding = Embedding(
-                self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale, adapted=True
+                self.embedding_name, config.vocab_size, config.hidden_size, place, config.scales.embedding, adapted=True
             )
             self.head = (
                 TiedOutputHead(self.embedding, place)
@@ -141,8 +141,8 @@ class CausalLM(ABC):
     @classmethod
     def final_norm(cls, config: DecoderConfig, place: LayerPlacement) -> Norm:
         """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
-        tied = config.embedding_scale if config.tie_word_embeddings else 1.0
-        scale, offset = config.logit_scale / tied, config.norm_offset
+        tied = config.scales.embedding if config.tie_word_embeddings else 1.0
+        scale, offset = config.scales.logit / tied, config.scales.norm_offset
         return RMSNorm(cls.norm_name, config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
 
     @staticmethod
@@ -163,7 +163,7 @@ class CausalLM(ABC):
         if config.recurrent is None:
             return attended
         state, recurs = config.recurrent.spec, config.recurrent.layers
-        if config.attends_beside:
+        if config.recurrent.beside_attention:
             return tuple((spec, state) if here else spec for spec, here in zip(attended, recurs, strict=True))
         return tuple(state if here else spec for spec, here in zip(attended, recurs, strict=True))
 
@@ -294,7 +294,7 @@ class CausalLM(ABC):
         that add to the output head, if there are such."""
         size = self.config.hidden_size
         logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
-        cap = self.config.logit_cap
+        cap = self._logit_cap
         return self.head.padded(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
 
     def whole_logits(self, hidden: Tensor) -> Tensor:

@@ -39,14 +39,16 @@ class SandwichLayer(ComposedLayer):
         name = f"model.layers.{index}"
 
         def norm(own: str) -> RMSNorm:
-            eps, offset = config.rms_norm_eps, config.norm_offset
+            eps, offset = config.rms_norm_eps, config.scales.norm_offset
             return RMSNorm(f"{name}.{own}", config.hidden_size, eps, place, offset=offset)
 
         self._before_attention, self._after_attention = norm(names.before_attention), norm(names.after_attention)
         self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
-        size, kind, fused = config.intermediate_size, config.activation, config.fused_mlp
-        self._mlp = MLP(f"{name}.mlp", config.hidden_size, size, config.mlp_bias, place, activation=kind, fused=fused)
+        size, of = config.intermediate_size, config.feed_forward
+        self._mlp = MLP(
+            f"{name}.mlp", config.hidden_size, size, of.bias, place, activation=of.activation, fused=of.fused
+        )
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
         self._parts = (self._attention, self._mlp, *norms)
 

@@ -45,7 +45,7 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "ranks add up with NCCL"
     if place.ops.sources["rms_norm"] != "quire.kernels.triton":
         return "needs quire.kernels.triton"
-    if config.attention_sinks:
+    if config.attention.has_sinks:
         return "attention sinks have no place in the chain"
     return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
 

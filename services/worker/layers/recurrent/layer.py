@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from quire.kernels.state_pages import WORD_BYTES, StateShape
@@ -35,6 +35,7 @@ class RecurrentConfig:
     value_dim: int
     conv_width: int
     layers: tuple[bool, ...]  # by layer: whether it is recurrent
+    beside_attention: bool = field(default=False, kw_only=True)  # the recurrent layers have keys and values as well
 
     @property
     def keys(self) -> int:

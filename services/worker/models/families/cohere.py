@@ -11,6 +11,7 @@ from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE, read_rope
 from quire.services.worker.models.families.gemma3 import WINDOWED, read_kinds
@@ -59,9 +60,8 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
     return replace(
         decoder,
         rms_norm_eps=config.number("layer_norm_eps", 1e-5),
-        logit_scale=config.number("logit_scale", 0.0625),
-        qkv_bias=bias,
-        o_bias=bias,
+        scales=ScaleConfig(logit=config.number("logit_scale", 0.0625)),
+        attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
     )
 
 
@@ -78,7 +78,7 @@ class CohereForCausalLM(CausalLM):
 
     @staticmethod
     def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
-        eps, scale = config.rms_norm_eps, config.logit_scale
+        eps, scale = config.rms_norm_eps, config.scales.logit
         return LayerNorm("model.norm", config.hidden_size, eps, place, bias=False, scale=scale)
 
 

@@ -16,6 +16,7 @@ from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class LlamaLayer:
     ) -> None:
         """`attention`: another than Llama's; `experts`: what there is in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        offset, window = config.norm_offset, config.sliding_windows[index]
+        offset, window = config.scales.norm_offset, config.sliding_windows[index]
         norm_adds = attention is None and place.shard.collectives.norms_sums
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
         self._attention: Attention | LatentAttention | GatedDeltaNet | StateSpace = attention or Attention(
@@ -57,11 +58,11 @@ class LlamaLayer:
             f"{name}.mlp",
             size,
             config.intermediate_size,
-            config.mlp_bias,
+            config.feed_forward.bias,
             place,
-            activation=config.activation,
-            fused=config.fused_mlp,
-            scale=config.residual_scale,
+            activation=config.feed_forward.activation,
+            fused=config.feed_forward.fused,
+            scale=config.scales.residual,
         )
         self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
 
@@ -119,8 +120,9 @@ class LlamaForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
-        bias = config.flag("attention_bias")
-        return replace(read_decoder(config), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
+        decoder, bias = read_decoder(config), config.flag("attention_bias")
+        feed_forward = replace(decoder.feed_forward, bias=config.flag("mlp_bias"))
+        return replace(decoder, attention=AttentionConfig(qkv_bias=bias, o_bias=bias), feed_forward=feed_forward)
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> LlamaLayer:

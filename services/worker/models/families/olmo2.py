@@ -16,6 +16,7 @@ from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.norm.whole_norm import whole_norms
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Olmo2ForCausalLM(CausalLM):
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
         if config.flag("attention_bias"):
-            return replace(read_decoder(config), qkv_bias=True, o_bias=True)
+            return replace(read_decoder(config), attention=AttentionConfig(qkv_bias=True, o_bias=True))
         return read_decoder(config)
 
     @staticmethod
