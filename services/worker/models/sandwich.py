@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.models.composed_layer import ComposedLayer
 from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class NormNames:
     after_mlp: str
 
 
-class SandwichLayer(ComposedLayer):
+class SandwichLayer(DecoderLayer):
     """Four norms."""
 
     def __init__(
@@ -46,18 +46,18 @@ class SandwichLayer(ComposedLayer):
         self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
         size, of = config.intermediate_size, config.feed_forward
-        self._mlp = MLP(
+        self.mlp = MLP(
             f"{name}.mlp", config.hidden_size, size, of.bias, place, activation=of.activation, fused=of.fused
         )
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
-        self._parts = (self._attention, self._mlp, *norms)
+        self._parts = (self._attention, self.mlp, *norms)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        normed = self._before_attention(residual) if x is None else self._before_attention(x, residual)
-        return self._attention.store(normed, batch, cache, cos_sin)
+        x = normed(self._before_attention, x, residual)
+        return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         attended = self._after_attention(self._attention.attend(q, cache, metadata))
-        return self._after_mlp(self._mlp(self._before_mlp(attended, residual)))
+        return self._after_mlp(self.mlp(self._before_mlp(attended, residual)))

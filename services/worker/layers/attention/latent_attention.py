@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.services.worker.models.single_row import RowKernels
 
 NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
 
@@ -159,8 +158,3 @@ class LatentAttention:
         still, rotated = q.split((self._latent.still_dim, self._latent.rotated_dim), dim=2)
         found = self._backend.attend_latent(self._made.queries(still), rotated, cache.k, metadata, scale=self._scale)
         return self._output(self._made.values(found).flatten(1))
-
-    def run_row(
-        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
-    ) -> None:
-        raise AssertionError("not offered: the fused chain has no latent vectors")

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
-    from quire.services.worker.layers.norm.rms_norm import RMSNorm
     from quire.services.worker.layers.placement import Destination, Loadable
     from quire.services.worker.layers.sharding import HeadShare, Shard
-    from quire.services.worker.models.single_row import RowKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,3 @@ class RecurrentLayer(ABC):
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
         return self._output(q)
-
-    def run_row(
-        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
-    ) -> None:
-        raise AssertionError("not offered: the fused chain has no recurrent layers")

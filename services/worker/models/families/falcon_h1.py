@@ -14,11 +14,11 @@ from quire.services.worker.layers.linear import by_rows
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.composed_layer import ComposedLayer
 from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.multipliers import Multipliers, read_multiplier, read_multipliers
 from quire.services.worker.models.config.space_config import read_space
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class FalconH1Attention(Attention):
         super().finish()
 
 
-class FalconH1Layer(ComposedLayer):
+class FalconH1Layer(DecoderLayer):
     """The state is the second of the things that it keeps."""
 
     def __init__(self, index: int, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
@@ -63,7 +63,7 @@ class FalconH1Layer(ComposedLayer):
         self._attention = FalconH1Attention(f"{name}.self_attn", config, backend, place)
         self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space, adds_up=False)
         self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place, adds_up=True)
-        self._mlp = MLP(
+        self.mlp = MLP(
             f"{name}.feed_forward",
             size,
             config.intermediate_size,
@@ -72,7 +72,7 @@ class FalconH1Layer(ComposedLayer):
             scale=multipliers.feed_forward,
             gate_scale=multipliers.gates,
         )
-        self._parts = (self._input_norm, self._attention, self._space, self._middle_norm, self._mlp)
+        self._parts = (self._input_norm, self._attention, self._space, self._middle_norm, self.mlp)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -100,15 +100,15 @@ class FalconH1Layer(ComposedLayer):
     ) -> tuple[Tensor, Tensor]:
         assert batch.beside is not None, "the layer keeps a state, too"
         assert cache.beside is not None
-        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
-        q = self._attention.store(normed, batch, cache, cos_sin)
-        return q, self._space.store(normed, batch.beside, cache.beside, cos_sin)
+        x = normed(self._input_norm, x, residual)
+        q = self._attention.store(x, batch, cache, cos_sin)
+        return q, self._space.store(x, batch.beside, cache.beside, cos_sin)
 
     def _completed(
         self, q: Tensor, found: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
         mixed = self._attention.attend(q, cache, metadata) + self._space.attend(found, cache, metadata)
-        return self._mlp(self._middle_norm(mixed, residual))
+        return self.mlp(self._middle_norm(mixed, residual))
 
 
 class FalconH1ForCausalLM(CausalLM):
