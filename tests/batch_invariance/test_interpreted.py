@@ -61,7 +61,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def with_graphs(rig: Rig) -> Rig:
     """As on a GPU: decode steps from static memory, the last layer for the rows that sample alone."""
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica.table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)

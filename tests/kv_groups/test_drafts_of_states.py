@@ -12,6 +12,7 @@ import pytest
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.layers.recurrent.recurrence import Recurrence
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
@@ -64,9 +65,9 @@ def drafting(
 
 def know(run: Pair, answers: list[Answer]) -> None:
     """Its worker has mostly right drafts for these from now on."""
-    assert run.replica._speculation is not None
+    assert isinstance(run.replica.speculation, Speculation)
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica._speculation._proposer = Knowing(texts, run.replica.limits.block_size)
+    run.replica.speculation._proposer = Knowing(texts, run.replica.limits.block_size)
 
 
 def check_drafts(run: Pair) -> None:
@@ -142,8 +143,8 @@ def test_sampled_text_is_that_without_drafts(made: Make) -> None:
     expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     plain.run()
     run = pair(checkpoint, {**THREE, "adaptive_length": True}, **SIZES)
-    assert run.replica._speculation is not None
-    run.replica._speculation._proposer = Knowing(
+    assert isinstance(run.replica.speculation, Speculation)
+    run.replica.speculation._proposer = Knowing(
         [answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]
     )
     answers = [run.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]

@@ -31,7 +31,7 @@ from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShap
 @dataclass(frozen=True)
 class LatentTile:
     """How work is cut up. Chosen by how much shared memory it takes (a Hopper has 227 KiB for a program), not measured:
-    `python -m quire.kernels.bench.gpu latent_tiles` compares it with others."""
+    `python -m tools.bench.kernels.gpu latent_tiles` compares it with others."""
 
     keys: int  # positions
     stages: int

@@ -49,7 +49,7 @@ class GroupedTuning:
     float32: Tile  # whose products no tensor core computes
 
 
-# The fastest of those that `python -m quire.kernels.bench.gpu expert_tiles` tries on an H200, with the sizes of
+# The fastest of those that `python -m tools.bench.kernels.gpu expert_tiles` tries on an H200, with the sizes of
 # Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
 # 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
 # 1,492.

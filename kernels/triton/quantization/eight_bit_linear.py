@@ -162,7 +162,7 @@ class EightBitTuning:
     most_rows: int  # above, libraries are faster, if they have tiles for more than `multiprocessors`
 
 
-# On an H200 (`python -m quire.kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide.
+# On an H200 (`python -m tools.bench.kernels.gpu eight_bit_shapes`), 4,096 to 14,336 wide.
 TUNING = ByCapability(
     {
         SM90: EightBitTuning(

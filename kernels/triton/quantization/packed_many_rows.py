@@ -1,7 +1,7 @@
 """Activations of 16 bits times weights of 4, where there are many rows: the matrix units are what has to be kept busy.
 
 Codes are widened, less their zeros and times their scales, in registers, which are the first operand of a Hopper's
-matrix instructions; activations come by the copy engine. `python -m quire.kernels.bench.gpu packed_rows` says where it
+matrix instructions; activations come by the copy engine. `python -m tools.bench.kernels.gpu packed_rows` says where it
 pays.
 """
 

@@ -103,7 +103,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
         cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
         for way in ("chunks in graphs", "eager")
     ]
-    assert rigs[0].replica._runner._chunk_graphs is not None
+    assert rigs[0].replica._runner.recordings.chunks.count > 0
     for slot in range(12):
         sampling, count = SAMPLINGS[slot % 2], 7 * slot + 3
         for rig in rigs:
@@ -116,7 +116,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
         rig.step([New(3, prompt(40, 99)), New(4, prompt(1, 98))], {3: 40, 4: 1})
         rig.step()
     assert [rigs[0].tokens(slot) for slot in range(12)] == [rigs[1].tokens(slot) for slot in range(12)]
-    assert rigs[0].replica._runner._chunk_graphs.count > 0
+    assert rigs[0].replica._runner.recordings.chunks.count > 0
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe-tied", "qwen3-moe-some-layers"])
@@ -142,12 +142,12 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
 def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
     """A look says what had arrived by the one before."""
     rig = cuda_rig(checkpoint("qwen3-moe-tied"), **WAYS["eager"])
-    before = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    before = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     rig.step([New(0, prompt(11))], {0: 11})
     torch.cuda.synchronize()
-    rig.replica.expert_load()
+    rig.replica.experts.read_load()
     torch.cuda.synchronize()
-    found = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    found = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     assert set(found) == set(before) == {0, 1, 2}
     through = {0: 11, 1: 11, 2: 1}  # the last layer feeds forward only the token that is sampled behind
     assert all(count >= before[layer] + through[layer] * 3 for layer, count in found.items())
@@ -163,7 +163,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     rig.step(later, {i: 3 * i for i in range(1, 12)})
     for _ in range(4):
         rig.step()
-    assert any(shared for _, shared, _ in rig.replica._runner._graphs._graphs)
+    assert any(shared for _, shared, _ in rig.replica._runner.recordings.decodes._graphs)
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
 from quire.services.worker.graphs.cuda_graph import Repeater, Work
 from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.step.slots import NO_BLOCKS, NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
@@ -61,7 +61,7 @@ def use_chunk_graphs(
     runner, limits, seen = replica._runner, replica.limits, Seen()
     decoder = runner._whole_model
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, replica._table.block_table)
+    runner.prepare(runner.caches, replica.table.block_table)
 
     def forward(batch: ForwardBatch) -> torch.Tensor:
         seen.batch, seen.num_forwards = batch, seen.num_forwards + 1
@@ -256,7 +256,7 @@ def shape_of(graphs: ChunkGraphs, inputs: StepInputs, num_new_blocks: int = 0) -
 @torch.inference_mode()
 def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
     rig, _ = chunk_rig(checkpoint("llama"))
-    graphs = rig.replica._runner._chunk_graphs
+    graphs = rig.replica._runner.recordings.chunks
     assert graphs is not None
     assert shape_of(graphs, step(1, 3, 1)) == (4, 3)
     assert shape_of(graphs, step(2, 4, 2)) == (4, 3)

@@ -89,7 +89,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     attention = CheckedAttention()
     with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica.table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
@@ -151,7 +151,7 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
     uploads: list[int] = []
-    graphs = rigs[0].replica._runner._graphs
+    graphs = rigs[0].replica._runner.recordings.decodes
     fill = graphs._fill
     monkeypatch.setattr(graphs, "_fill", lambda *arguments: (uploads.append(1), fill(*arguments)))
     run_both(rigs, [New(0, [5, 6, 7, 8, 9]), New(2, [3, 4, 5, 6, 7])], {0: 5, 2: 5})

@@ -11,15 +11,16 @@ import torch
 
 from quire import kernels
 from quire.kernels import reference, triton
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.profiling import run_largest_steps
 from quire.services.worker.sampling.choice import PlainChoice
+from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from tests.interpreter import ON_GPU
@@ -62,7 +63,7 @@ class SeenChunks(ChunkGraphs):
 
 def use_graphs(replica: Replica) -> Seen:
     """As on a GPU: memory of its own, and graphs of both kinds."""
-    runner, limits, table, seen = replica._runner, replica.limits, replica._table, Seen()
+    runner, limits, table, seen = replica._runner, replica.limits, replica.table, Seen()
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, table.block_table)
     decoder = runner._whole_model
@@ -111,9 +112,9 @@ def knowing(made: Checkpoint, prompts: list[list[int]], count: int) -> Pair:
     answers = [plain.ask(tokens, max_tokens=count, eos=()) for tokens in prompts]
     plain.run()
     run = Pair(build(THREE, made.folder, **PLAIN))
-    assert run.replica._speculation is not None
+    assert isinstance(run.replica.speculation, Speculation)
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica._speculation._proposer = Knowing(texts, SIZES["block_size"])
+    run.replica.speculation._proposer = Knowing(texts, SIZES["block_size"])
     return run
 
 

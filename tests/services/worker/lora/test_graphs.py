@@ -54,7 +54,7 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
     """As on a GPU: memory of its own, recordings of steps with adapters and without."""
     rig = plain_rig(made, record_logits=False, num_blocks=400, **settings)
     replica = rig.replica
-    runner, limits, table = replica._runner, replica.limits, replica._table
+    runner, limits, table = replica._runner, replica.limits, replica.table
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, table.block_table)
     rows = replica.adapters.step

@@ -45,8 +45,8 @@ def test_texts_in_graphs_are_those_of_steps_launched_kernel_by_kernel(checkpoint
             rig.step()
     assert [rigs[0].tokens(slot) for slot in (0, 4, 8)] == [rigs[1].tokens(slot) for slot in (0, 4, 8)]
     runner = rigs[0].replica._runner
-    assert {adapted for *_, adapted in runner._graphs._graphs} == {False, True}
-    assert {adapted for _, adapted in runner._chunk_graphs._steps} == {False, True}
+    assert {adapted for *_, adapted in runner.recordings.decodes._graphs} == {False, True}
+    assert {adapted for _, adapted in runner.recordings.chunks._steps} == {False, True}
 
 
 def load(rig: Rig, folder: Path) -> AdapterId:

@@ -35,7 +35,7 @@ def test_experts_that_move_at_every_step(checkpoint: Make, way: str) -> None:
     settings = {**ALL_TO_ALL, **MOVING, "num_redundant_experts": 4, **WAYS[way]}
     with ranked(made.folder, device="cuda", **settings) as rig:
         mixed_steps(rig)
-        assert rig.replica._expert_balance.num_moved > 0
+        assert rig.replica.experts.balance.num_moved > 0
         assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
 
 

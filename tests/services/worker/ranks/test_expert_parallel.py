@@ -73,7 +73,7 @@ def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: 
             assert rig.tokens(slot) == whole.tokens(slot)
             assert error(rig, made, slot) < MAX_ERROR
         assert loads(rig) == loads(whole)
-        assert rig.replica._expert_balance.num_moved > 0
+        assert rig.replica.experts.balance.num_moved > 0
 
 
 def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
@@ -82,7 +82,7 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
     with ranked(made.folder, expert_parallel=True, weights_folders=(str(made.folder),), **eplb) as rig:
         mixed_steps(rig)
-        assert rig.replica._expert_balance.num_moved > 0
+        assert rig.replica.experts.balance.num_moved > 0
         wanted = model_pb2.WeightsIdentity(update=1, version="1", path=str(made.folder))
         rig.obey(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))
         rig.obey(pb.DeviceOrder(swap_weights=pb.SwapWeights(update=1)))
@@ -99,7 +99,7 @@ def experts_held(rig: Rig) -> list[int]:
 
 
 def loads(rig: Rig) -> dict[int, list[int]]:
-    return {layer: counts.tolist() for layer, counts in rig.replica.expert_load().items()}
+    return {layer: counts.tolist() for layer, counts in rig.replica.experts.read_load().items()}
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_padding_is_zeros_whatever_lay_there(checkpoint: Make, chunks: bool) -> 
     """It is stored into the null block, and what is stored there must be finite."""
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=chunks, **ROOM)
     runner: Any = pipeline.rigs[1].replica._runner
-    graphs = runner._chunk_graphs if chunks else runner._graphs
+    graphs = runner.recordings.chunks if chunks else runner.recordings.decodes
     with torch.inference_mode():
         graphs._model.stage.arrived.fill_(torch.nan)
     new = [New(slot, prompt(5, slot)) for slot in (0, 2, 4)]
@@ -174,7 +174,7 @@ def test_each_micro_batch_keeps_what_is_known_of_its_rows(checkpoint: Make, monk
     pipeline = Pipeline(checkpoint("llama").folder, 2, (0, 1), cuda_graph_chunks=False, **ROOM)
     looks = [0, 0]
     for number, rig in enumerate(pipeline.rigs):
-        watch: Any = rig.replica._runner._graphs._watch
+        watch: Any = rig.replica._runner.recordings.decodes._watch
 
         def shared(*_: Any, number: int = number) -> None:
             looks[number] += 1

@@ -28,7 +28,7 @@ RECORDED = [way for way in WAYS if "graphs" in way]
 def num_recordings(rig: Rig) -> list[int]:
     """Of chunks, decodes and choices, on the first stage."""
     runner: Any = rig.replica._runner
-    graphs = (runner._chunk_graphs, runner._graphs, runner._sample_graphs)
+    graphs = (runner.recordings.chunks, runner.recordings.decodes, runner.recordings.samples)
     return [0 if each is None else each.count for each in graphs]
 
 
