@@ -196,7 +196,7 @@ class Pair:
 
     def _begin_moves(self) -> None:
         """Behind the plans that were sent before; told with a later result."""
-        transfers = self.core.transfers
+        transfers = self.core.host_blocks
         for order in () if transfers is None else transfers.take_orders():
             wire = encode_transfer(order)
             if wire.HasField("disk_transfer"):

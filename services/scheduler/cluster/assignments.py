@@ -231,7 +231,7 @@ class Assignments:
         """It goes on there."""
         source = self._replica_of[sequence.key]
         source.flush()  # its tokens first
-        source.core.part_with(sequence)
+        source.core.migrate_out(sequence)
         source.wake()
         if isinstance(sequence.adapter, AdapterId):
             target.adapters.use(sequence.adapter)

@@ -73,8 +73,8 @@ class Side:
             self.replica._watcher(self.replica)
 
     def orders(self) -> list[FetchOrder]:
-        assert self.core.fetches is not None
-        return self.core.fetches.take_orders()
+        assert self.core.peer_blocks is not None
+        return self.core.peer_blocks.take_orders()
 
 
 class Pair:

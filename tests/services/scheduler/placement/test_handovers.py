@@ -137,10 +137,10 @@ def test_either_may_be_lost_at_any_time(gone: str, steps: int) -> None:
         left.core.fetched(order.fetch_id, failed=True)
     while sequence.status is not FINISHED:
         if not left.step():
-            for fetch in list(left.core.fetches.orders_under_way() if left.core.fetches else ()):
+            for fetch in list(left.core.peer_blocks.orders_under_way() if left.core.peer_blocks else ()):
                 left.core.fetched(fetch.fetch_id, failed=True)
     assert said(sequence) == right(sequence)
-    for fetch in list(left.core.fetches.orders_under_way() if left.core.fetches else ()):
+    for fetch in list(left.core.peer_blocks.orders_under_way() if left.core.peer_blocks else ()):
         left.core.fetched(fetch.fetch_id, failed=True)
     left.watched()
     assert (left.core.use.used, left.core.kv.num_unowned(), len(pair.cluster.assignments._handovers)) == (0, 0, 0)
