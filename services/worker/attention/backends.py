@@ -87,8 +87,8 @@ def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees
 def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
     if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
         return False
-    plain = config.latent is None and config.recurrent is None and not config.attention_softcap
-    if not plain or config.attention_sinks or config.chunked_windows or config.head_dim not in HEAD_DIMS:
+    plain = config.latent is None and config.recurrent is None and not config.attention.softcap
+    if not plain or config.attention.has_sinks or config.attention.chunked_windows or config.head_dim not in HEAD_DIMS:
         return False
     return any(True for _ in metadata.distributions(name=PACKAGE))
 

@@ -13,7 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts.nodes import ALONE, Nodes
-from quire.services.worker.ranks.processes import Rank, RankProcesses
+from quire.services.worker.ranks.peer_rank import PeerRank
+from quire.services.worker.ranks.processes import RankProcesses
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
 from quire.services.worker.step.step_inputs import StepInputs
@@ -62,7 +63,7 @@ class LocalRanks:
         nodes.open(self.seats[0])
 
     @property
-    def _ranks(self) -> Sequence[Rank]:
+    def _ranks(self) -> Sequence[PeerRank]:
         return (*self._local.ranks, *self._nodes.ranks)
 
     @property

@@ -14,6 +14,7 @@ from quire.kernels.triton.single_row.row_experts import RowExpertsTile
 from quire.kernels.triton.single_row.row_linear import RowTile
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.models import single_row
+from quire.services.worker.models.config.block_config import AttentionConfig
 from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
@@ -103,7 +104,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 
     class Config:
         head_dim, hidden_size, num_q_heads, num_kv_heads, intermediate_size = 128, 1024, 16, 8, 3072
-        attention_sinks = False
+        attention = AttentionConfig()
 
     assert single_row.reject_reason(Config(), Place()) is None
     Place.batch_invariant = True
@@ -115,9 +116,9 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     Config.intermediate_size = 3072 + 256
     assert "1664" in str(single_row.reject_reason(Config(), Place()))
     Config.intermediate_size, Place.shard = 3072, Shard()
-    Config.attention_sinks = True
+    Config.attention = AttentionConfig(has_sinks=True)
     assert "sinks" in str(single_row.reject_reason(Config(), Place()))
-    Config.attention_sinks = False
+    Config.attention = AttentionConfig()
     Config.intermediate_size = 3000
     assert "3000" in str(single_row.reject_reason(Config(), Place()))
     Config.head_dim = 96
