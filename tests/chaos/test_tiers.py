@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
 from tests.e2e.kv.test_host_memory import questions, say
-from tests.waiting import until_nothing_moves, worker_of
+from tests.waiting import until, until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,8 +56,7 @@ def files(folder: Path) -> list[Path]:
 def stored(client: Client, count: int, said: Future[Any]) -> None:
     """Once so many more blocks are on disk, or all has been said."""
     before = worker_of(client).disk.stored
-    while worker_of(client).disk.stored < before + count and not said.done():
-        time.sleep(0.01)
+    until(lambda: worker_of(client).disk.stored >= before + count or said.done())
 
 
 def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: Path, region: str) -> None:

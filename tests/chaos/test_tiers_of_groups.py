@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.e2e.conftest import running_cluster
 from tests.e2e.kv.test_disk import few, kill_worker
 from tests.e2e.kv.test_host_memory import FEW, host_memory, say
 from tests.e2e.kv.test_tiers_of_groups import ASKED, EXACT, undisturbed, windowed
-from tests.waiting import until_nothing_moves, worker_of
+from tests.waiting import until, until_nothing_moves, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,8 +71,7 @@ def test_a_rank_that_is_killed_while_it_stores() -> None:
             with ThreadPoolExecutor(1) as asking:
                 said: Future[Any] = asking.submit(say, client, ASKED)
                 before = host_memory(client).stored
-                while host_memory(client).stored < before + 4 and not said.done():
-                    time.sleep(0.01)
+                until(lambda before=before, said=said: host_memory(client).stored >= before + 4 or said.done())
                 os.kill(rank_of(cluster, "worker-0"), signal.SIGKILL)
                 assert said.result(PATIENCE_S)[0] == expected
         again, num_prompt_tokens, cached = say(client, ASKED)

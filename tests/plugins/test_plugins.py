@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.services.worker import checkpoints
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.spec_decode.pair import Pair, build
+from tests.waiting import until
 
 PROMPT = [5, 9, 1, 77, 30, 12]
 
@@ -101,10 +101,7 @@ def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     scheduler = {"stat_loggers": ("ledger",), "stats_interval_s": 0.2}
     with LLM(num_blocks=300, scheduler=scheduler) as llm:
         llm.generate("Once upon a time", SamplingParams(max_tokens=7, ignore_eos=True))
-        deadline = time.monotonic() + 60
-        while sum(int(line.split()[1]) for line in ledger.read_text().splitlines()) < 7:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: not (sum(int(line.split()[1]) for line in ledger.read_text().splitlines()) < 7))
     assert {line.split()[0] for line in ledger.read_text().splitlines()} == {"worker-0"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from urllib.request import urlopen
@@ -11,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from quire.shared.metrics import base
+from tests.waiting import until
 
 HALF = b"GET /metrics HTTP/1.1\r\n"
 PATIENCE_S = 60  # far more than any of it takes
@@ -39,10 +39,7 @@ def is_closed(connected: socket.socket) -> bool:
 
 def until_free(page: base.MetricsPage) -> None:
     """A place is given back behind the answer, and behind the end of a connection."""
-    deadline = time.monotonic() + PATIENCE_S
-    while page._server._calls:
-        assert time.monotonic() < deadline, "places do not come back"
-        time.sleep(0.01)
+    until(lambda: not (page._server._calls), what="places do not come back")
 
 
 def scrape(page: base.MetricsPage) -> bytes:

@@ -29,6 +29,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.faults import Faults
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually, loop_turns
 
 pytestmark = [
     pytest.mark.timeout(7200 if os.environ.get("QUIRE_FAULTS") == "all" else 600),
@@ -239,9 +240,9 @@ def left_behind(frontend: Running) -> dict[str, Any]:
 
 async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, where: str) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while left_behind(frontend) or script.num_running or not frontend.num_usable_sessions:
-                await asyncio.sleep(0.002)
+        await eventually(
+            lambda: not left_behind(frontend) and (not script.num_running) and frontend.num_usable_sessions
+        )
     except TimeoutError:
         raise AssertionError(f"{left_behind(frontend)}, {script.num_running} run, after a fault at {where}") from None
 
@@ -277,8 +278,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: 
         stay = 0
         while stay < 400:
             asking = asyncio.create_task(WAYS[way](frontend))  # type: ignore[arg-type]
-            for _ in range(stay):
-                await asyncio.sleep(0)
+            await loop_turns(stay)
             if asking.done():
                 break
             asking.cancel()

@@ -11,6 +11,7 @@ from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.output_processor import pace
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace
+from tests.waiting import loop_turns
 
 LONG_S = 1000.0
 
@@ -55,8 +56,7 @@ class Stream:
 
 async def settle() -> None:
     """Everything that can happen without time passing."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await loop_turns(10)
 
 
 class Clock:

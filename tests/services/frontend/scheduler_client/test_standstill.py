@@ -17,6 +17,7 @@ from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError, SystemError])
@@ -51,9 +52,7 @@ async def liveness_of(frontend: Running) -> object:
 
 
 async def until_liveness(frontend: Running, wanted: object) -> None:
-    async with asyncio.timeout(60):
-        while await liveness_of(frontend) != wanted:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: liveness_of(frontend), lambda found: found == wanted)
 
 
 @pytest.fixture
@@ -76,9 +75,7 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
         await until_liveness(frontend, NOT_SERVING)
         goes_on.set()
         await until_liveness(frontend, SERVING)
-        async with asyncio.timeout(60):
-            while (await frontend.http.get("/health")).status_code != 200:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: frontend.http.get("/health"), lambda found: found.status_code == 200)
 
 
 @pytest.mark.usefixtures("_impatient")

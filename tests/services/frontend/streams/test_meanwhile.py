@@ -14,6 +14,7 @@ from quire.services.frontend.streams.streams import Streams
 from quire.shared.errors import Unavailable
 from tests.services.frontend.streams.pair import Pair
 from tests.services.frontend.streams.reading import asked, attach, bare, everything, offsets, refusal, tokens
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,9 +25,7 @@ def streams_of(frontend: Any) -> Streams:
 
 
 async def until_made(streams: Streams, key: StreamKey) -> None:
-    async with asyncio.timeout(60):
-        while key not in streams._made:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: key in streams._made)
 
 
 async def test_who_hears_that_a_stream_is_not_there_takes_nothing_from_one_that_has_begun_since(

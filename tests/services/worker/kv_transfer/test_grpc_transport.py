@@ -33,6 +33,7 @@ from quire.shared.rpc import channel
 from quire.shared.rpc.server import Server
 from quire.shared.rpc.trust import Dialler, ServiceDoor
 from quire.shared.security.secret_file import SecretFile
+from tests.waiting import eventually
 
 EPOCH = 7
 LAYOUT = b"l" * 32
@@ -343,8 +344,7 @@ async def test_a_caller_that_reads_nothing_gives_its_turn_to_the_next(monkeypatc
         ids, hashes = columns.u32_bytes(order.blocks.tolist()), b"".join(order.hashes)
         request = pb.PageRequest(epoch=EPOCH, layout=LAYOUT, block_ids=ids, block_hashes=hashes)
         await call.write(pb.FetchRequest(pages=request))
-        while not memory.asked:  # it has its turn
-            await asyncio.sleep(0.005)
+        await eventually(lambda: memory.asked)
         async with asyncio.timeout(20):  # less than the other side waits for its first part
             assert np.array_equal(await fetch(wanted(address, 9)), memory.pages[9:10])
         call.cancel()

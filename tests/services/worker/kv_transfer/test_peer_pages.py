@@ -34,6 +34,7 @@ from tests.services.worker.kv_transfer.test_grpc_transport import (
     serving,
     wanted,
 )
+from tests.waiting import eventually, stays
 
 BLOCKS = np.array([3, 4, 5, 19, 1, 2], dtype=np.uint32)
 TARGETS = np.array([7, 8, 9, 10, 3, 1], dtype=np.uint32)
@@ -64,10 +65,8 @@ async def test_memory_is_closed_once_nobody_has_copied_for_a_while(monkeypatch: 
     library = Library()
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
-        await asyncio.sleep(0.05)
-        assert len(library.opened) == 1
-    while library.opened:  # the test's own limit ends it
-        await asyncio.sleep(0.01)
+        await stays(lambda: len(library.opened) == 1, 0.05)
+    await eventually(lambda: not library.opened)
     async with ours.opened(theirs.own) as reason:
         assert not reason
     await ours.close()

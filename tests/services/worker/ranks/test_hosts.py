@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from tests.services.worker.ranks.test_context import long_steps
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
 from tests.services.worker.rig import Rig
+from tests.waiting import until
 
 Make = Callable[[str], Checkpoint]
 MASTER = "127.0.0.2"
@@ -96,10 +96,7 @@ def children(parent: int) -> list[int]:
 
 
 def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.05)
+    until(condition, what="it does not come to that")
 
 
 @pytest.mark.slow

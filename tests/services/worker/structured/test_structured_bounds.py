@@ -26,6 +26,7 @@ from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
+from tests.waiting import until
 
 
 class Sequence_:
@@ -394,10 +395,7 @@ def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many(monkeyp
         new = {*threading.enumerate()} - before
         return sum(thread.name == "grammars" for thread in new)
 
-    deadline = time.monotonic() + 60
-    while own_threads() != 1 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert own_threads() == 1
+    until(lambda: own_threads() == 1)
 
 
 def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
