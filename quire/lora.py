@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -31,6 +33,11 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 """For all prompts, or for each its own; None: the model without any."""
 
 
+# A frontend lists an adapter a moment after the scheduler has loaded it for another program.
+LISTED_WITHIN_S = 5.0
+LISTED_POLL_S = 0.05
+
+
 class AdapterSource(Protocol):
     """A cluster, or an engine inside of the program."""
 
@@ -48,6 +55,7 @@ class LoadedAdapters:
     def __init__(self, source: AdapterSource) -> None:
         self._source = source
         self._paths: dict[str, str] = {}
+        self._loading = threading.Lock()  # of two requests that name the same adapter first, one loads it
 
     def load(self, name: str, path: str, *, replace: bool) -> int:
         count = self._source.load_adapter(name, path, replace=replace)
@@ -89,6 +97,10 @@ class LoadedAdapters:
         return replace(options, model=asked.lora_name)
 
     def _have(self, requests: Sequence[LoRARequest]) -> None:
+        with self._loading:
+            self._load_missing(requests)
+
+    def _load_missing(self, requests: Sequence[LoRARequest]) -> None:
         there = self._source.adapter_names() if requests else set[str]()
         for request in requests:
             name, path = request.lora_name, request.lora_path
@@ -102,6 +114,16 @@ class LoadedAdapters:
     def _load_or_find(self, name: str, path: str) -> None:
         try:
             self.load(name, path, replace=False)
-        except InvalidArgument:
-            if name not in self._source.adapter_names():  # another program may have been faster
+        except InvalidArgument as error:
+            another_was_faster = error.field == "lora_name"
+            if not (another_was_faster and self._is_listed(name)):
                 raise
+
+    def _is_listed(self, name: str) -> bool:
+        """Waits until requests may choose the adapter `name`; returns False if that takes too long."""
+        end = time.monotonic() + LISTED_WITHIN_S
+        while name not in self._source.adapter_names():
+            if time.monotonic() > end:
+                return False
+            time.sleep(LISTED_POLL_S)
+        return True

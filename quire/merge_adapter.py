@@ -29,7 +29,7 @@ def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
     config = checkpoint_folder.read_config(folder)
     checkpoint_folder.check_unused(out)
     files = checkpoint_folder.files(folder)
-    peft_folder = importlib.import_module("quire.services.worker.lora.peft_folder")
+    peft_folder = importlib.import_module("quire.services.worker.lora.peft.peft_folder")
     read = peft_folder.read(adapter.name, adapter, most_bytes=peft_folder.most_bytes(folder))
     merging = importlib.import_module("quire.services.worker.lora.merging").Merging(
         read,

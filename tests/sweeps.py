@@ -21,7 +21,7 @@ SWEEPS = {
         "tests/kernels/cpu/test_build.py",
         "tests/kernels/reference/test_attention.py",
         "tests/batch_invariance/",
-        "tests/services/worker/runner/test_batch_invariance.py",
+        "tests/services/worker/building/checks/test_batch_invariance.py",
         "tests/services/worker/models/test_logits.py",
         "tests/services/worker/sampling/test_sampler_distribution.py",
         "tests/services/worker/models/test_recorded_kernels.py",

@@ -15,7 +15,7 @@ from quire.services.scheduler.core.plan import Finished, finish
 from quire.services.scheduler.core.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
 from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.lora.reader import AdapterReader
+from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.shared.errors import Internal, QuireError, to_proto
 from quire.shared.logs import logger
 from quire.shared.models.adapter_contents import AdapterId
@@ -51,10 +51,12 @@ class EngineAdapters:
         held = device.held()
         hello = pb.WorkerHello(
             worker_id="engine",
-            max_adapters=device.max_adapters,
-            adapters=[adapter.id.name for adapter in held],
-            adapter_digests=b"".join(adapter.id.digest for adapter in held),
-            adapter_paths=[adapter.path for adapter in held],
+            lora=pb.LoraAdapters(
+                max_adapters=device.max_adapters,
+                names=[adapter.id.name for adapter in held],
+                digests=b"".join(adapter.id.digest for adapter in held),
+                paths=[adapter.path for adapter in held],
+            ),
         )
         self._worker = OnlyWorker(hello, ReplicaAdapters(hello, self._obey, lambda _outcome: None), core)
         self._live = LiveSequences()

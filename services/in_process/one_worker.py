@@ -18,9 +18,9 @@ from quire.services.scheduler.frontends.submissions import Payload, complete
 from quire.services.scheduler.policies import find_policy
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.lora.open_adapters import adapter_reader
 from quire.services.worker.models.loading.weights import NewWeights
-from quire.services.worker.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import InvalidArgument, to_proto
 from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2

@@ -23,7 +23,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     if settings.engine == "device":  # what is not supported is said before torch is imported
         check_config(read_config(Path(settings.model)), settings.model_impl)
     if settings.node_rank:
-        from quire.services.worker.node import serve_node
+        from quire.services.worker.building.rank_processes.node import serve_node
 
         await serve_node(settings, shutdown)
         return

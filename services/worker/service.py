@@ -15,22 +15,22 @@ from quire.services.worker.attach.administration import WorkerAdministration
 from quire.services.worker.attach.session import Attachments
 from quire.services.worker.attach.status import WorkerStatus
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.building.rank_processes.start import start_ranks
 from quire.services.worker.device.peaks import peak_of
 from quire.services.worker.engine.engine import Engine
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
 from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
 from quire.services.worker.kv_transfer.page_port import PagePort
 from quire.services.worker.kv_transfer.page_service import PageService
-from quire.services.worker.lora import peft_folder
 from quire.services.worker.lora.open_adapters import adapter_reader, left_out
+from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.seat import ALONE
-from quire.services.worker.ranks.start import start_ranks
-from quire.services.worker.replica import Replica
 from quire.services.worker.sampling import logits_processors
 from quire.services.worker.structured.backends import chosen
 from quire.services.worker.structured.compile_pool import CompilePool
@@ -232,27 +232,38 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
     said.MergeFrom(
         pb.WorkerHello(
             device=f"{settings.device} {replica.device_name}",
-            max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
-            logprobs_mode=settings.logprobs_mode,
-            num_ranks=settings.num_ranks,
-            num_stages=settings.pipeline_parallel_size,
-            num_contexts=settings.context_parallel_size,
-            num_speculative_tokens=replica.num_speculative_tokens,
-            fixed_draft_length=replica.fixed_draft_length,
-            drafts_constrained_only=replica.drafts_constrained_only,
-            logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-            structured_output_backends=chosen.names(settings.structured_output_backend),
-            max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
-            num_host_blocks=replica.num_host_blocks,
-            num_query_vectors=replica.num_query_vectors,
-            stages_beside_steps=replica.stages_beside_steps,
-            num_disk_blocks=replica.num_disk_blocks,
-            kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
-            kv_address=address if replica.pages else "",
-            kv_layout=replica.pages.layout if replica.pages else b"",
-            kv_block_bytes=replica.pages.block_bytes if replica.pages else 0,
-            weights_digest=weights_digest,
             role=settings.role,
+            sampling=pb.SamplingSupport(
+                max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+                logprobs_mode=settings.logprobs_mode,
+                logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+                structured_output_backends=chosen.names(settings.structured_output_backend),
+            ),
+            parallelism=pb.Parallelism(
+                num_ranks=settings.num_ranks,
+                num_stages=settings.pipeline_parallel_size,
+                num_contexts=settings.context_parallel_size,
+            ),
+            drafting=pb.Drafting(
+                num_speculative_tokens=replica.num_speculative_tokens,
+                fixed_length=replica.fixed_draft_length,
+                constrained_only=replica.drafts_constrained_only,
+            ),
+            lora=pb.LoraAdapters(max_adapters=replica.adapters.max_adapters if replica.adapters else 0),
+            kv_cache=pb.KVCache(
+                num_host_blocks=replica.num_host_blocks,
+                num_query_vectors=replica.num_query_vectors,
+                num_disk_blocks=replica.num_disk_blocks,
+                groups=kv_wire.to_proto(replica.limits.layout.groups),
+            ),
+            weights_state=pb.WeightsState(
+                stages_beside_steps=replica.stages_beside_steps, weights_digest=weights_digest
+            ),
+            kv_transfer=pb.KVTransferSource(
+                address=address if replica.pages else "",
+                layout=replica.pages.layout if replica.pages else b"",
+                block_bytes=replica.pages.block_bytes if replica.pages else 0,
+            ),
         )
     )
     return said

@@ -1,4 +1,4 @@
-"""KV groups on the wire: WorkerHello.kv_groups."""
+"""KV groups on the wire: WorkerHello.kv_cache.groups."""
 
 from __future__ import annotations
 

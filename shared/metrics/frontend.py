@@ -84,7 +84,7 @@ class FrontendMetrics:
         return generate_latest(self.registry) + (generate_latest(self.of_tenants) if tenants else b"")
 
     def count_unknown_field(self, label: str) -> None:
-        """`label`: one of the few of http/unknown_fields.py."""
+        """`label`: one of the few of http/fields/unknown_fields.py."""
         self.unknown_fields.labels(label).inc()
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:

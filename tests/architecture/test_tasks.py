@@ -25,7 +25,7 @@ THREADS = {  # each with what sees its end
     "services/worker/kv/pages_ahead.py": "no one: what it has not touched, the step that writes it does",
     "services/worker/offload/disk_store.py": "whoever waits for a move, which is answered in time without them",
     "services/worker/warmup/ahead.py": "no one: it fills a cache that the first step fills otherwise",
-    "services/worker/structured/background.py": "the future of each job",
+    "services/worker/host/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
     "shared/logs.py": "the count of lines that were left out",
     "shared/metrics/base.py": "the scrape, which fails",

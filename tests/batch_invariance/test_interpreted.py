@@ -12,12 +12,12 @@ import torch
 
 from quire import kernels
 from quire.services.worker.attention.batch_invariant import BatchInvariantAttention
+from quire.services.worker.building.checks import batch_invariance
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.step_edges import PlainEdges
-from quire.services.worker.runner import batch_invariance
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot

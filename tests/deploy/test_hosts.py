@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from quire.services.worker.ranks.start import check_nodes
+from quire.services.worker.building.rank_processes.start import check_nodes
 from quire.shared.settings import WorkerSettings
 from tests.deploy import dockerfile, kustomize, service
 from tests.deploy.paths import DOCKERFILES

@@ -11,8 +11,8 @@ import pytest
 
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.layers.recurrent.recurrence import Recurrence
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings

@@ -11,7 +11,7 @@ import pytest
 
 from quire.services.scheduler.core.sequence import Family
 from quire.services.worker.building.build import build_replica
-from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.shared.errors import InvalidArgument, QuireError
 from quire.shared.kv.kv_specs import FULL, Latent, Window
 from quire.shared.settings import WorkerSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.services.worker.spec_decode import rehearsal
+from quire.services.worker.building import rehearsal
 from tests.kv_groups.models import Make
 from tests.kv_groups.test_drafts_of_states import DRAFTED, THREE
 from tests.kv_groups.test_states import check

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.held_blocks import HeldReport
-from quire.services.worker.replica import Replica
 from quire.shared.kv.block_hash import page_of
 from tests.kv_groups.models import confirmed
 from tests.kv_groups.test_windows import prompt

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from quire.services.frontend.input_processor.grammar_probe import Bytes
+from quire.services.frontend.input_processor.grammars.grammar_probe import Bytes
 from quire.shared import structured_output
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb

@@ -22,7 +22,7 @@ import torch
 
 from quire.bench.report import Row, table
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
-from quire.services.worker.flight import StepInFlight
+from quire.services.worker.engine.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.no_model import leave_out_forward
 from tests.spec_decode.methods import METHODS

@@ -20,7 +20,7 @@ import torch
 
 from quire.bench.workload import tiny_work
 from quire.bench.workload.workloads import BenchRequest
-from quire.services.worker.replica import Replica
+from quire.services.worker.engine.replica import Replica
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 

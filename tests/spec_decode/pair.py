@@ -24,9 +24,9 @@ from quire.services.scheduler.core.sequence import Sequence as CoreSequence
 from quire.services.scheduler.frontends.submissions import Payload
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.seat import ALONE, Seat
-from quire.services.worker.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns, prompt_logprobs
 from quire.shared.kv import block_hash

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire import bundled
-from quire.services.worker.replica import Replica
+from quire.services.worker.engine.replica import Replica
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import DRAFTERS, METHODS, TREES

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs
 from quire.services.worker.graphs.recorded_steps import ReadyStep
-from quire.services.worker.replica import Replica
 from quire.services.worker.runner.pipeline import StageLaunch
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs

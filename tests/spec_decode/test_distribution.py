@@ -8,8 +8,8 @@ import torch
 
 from quire import kernels
 from quire.kernels import reference
+from quire.services.worker.sampling.rejection import keep_or_draw, uniform
 from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from quire.services.worker.spec_decode.rejection import keep_or_draw, uniform
 
 VOCAB = 10
 DRAWS = 200_000

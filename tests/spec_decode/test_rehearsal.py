@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.services.worker.replica import Replica
-from quire.services.worker.spec_decode import rehearsal
+from quire.services.worker.building import rehearsal
+from quire.services.worker.engine.replica import Replica
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions

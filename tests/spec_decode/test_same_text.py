@@ -11,7 +11,7 @@ import torch
 
 from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.repetition import RepetitionRule
-from quire.services.worker.replica import Replica
+from quire.services.worker.engine.replica import Replica
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Answer, Pair, build

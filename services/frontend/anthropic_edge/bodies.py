@@ -10,14 +10,14 @@ from quire.services.frontend.anthropic_edge.objects import BLOCK, CHOICE, TOOL_F
 from quire.services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from quire.services.frontend.anthropic_edge.tools import MODES
 from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
-from quire.services.frontend.bounds.extra_body import opened
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.nested_fields import check_models, check_objects
-from quire.services.frontend.http.optional_fields import Flag, OptionalText
-from quire.services.frontend.http.ranges import needs
-from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import refuse_not_offered
-from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.nested_fields import check_models, check_objects
+from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
+from quire.services.frontend.http.fields.ranges import needs
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.shared.errors import Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.

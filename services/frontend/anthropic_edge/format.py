@@ -10,11 +10,13 @@ import orjson
 from starlette.responses import Response
 
 from quire.services.frontend.anthropic_edge import errors
-from quire.services.frontend.generation.delta import Finish, SampleDelta
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.conversation import call_arguments
+from quire.services.frontend.request.outcome import Finish
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import QuireError
 from quire.shared.pb.common.v1 import finish_pb2

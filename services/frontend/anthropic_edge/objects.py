@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.services.frontend.anthropic_edge.said import SERVER_RUN
-from quire.services.frontend.http.nested_fields import Shape
+from quire.services.frontend.http.fields.nested_fields import Shape
 
 PART = Shape(
     frozenset({

@@ -11,7 +11,7 @@ from quire.services.frontend.anthropic_edge import tools
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from quire.services.frontend.anthropic_edge.turns import turns
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.request import reasoning
 from quire.services.frontend.request.request import ChatPrompt, Request
 from quire.services.frontend.request.tool_offer import ToolOffer

@@ -9,7 +9,7 @@ from quire.services.frontend.anthropic_edge import errors
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from quire.services.frontend.anthropic_edge.format import MessageFormat, ping
 from quire.services.frontend.anthropic_edge.requests import count_prompt, messages_request
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer

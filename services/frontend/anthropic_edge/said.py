@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.http.ranges import Schema, needs
+from quire.services.frontend.http.fields.ranges import Schema, needs
 
 THOUGHTS = ("thinking", "redacted_thinking")
 # Calls of tools that Anthropic's servers ran, and their results: parts of turns that were answered elsewhere.

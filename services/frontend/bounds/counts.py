@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sized
 from itertools import chain
 from typing import Any
 
-from quire.services.frontend.bounds.extra_body import opened
+from quire.services.frontend.bounds.bodies.extra_body import opened
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.services.frontend.input_processor.prompt_limits import TOO_LONG, check_length
 from quire.shared.errors import InvalidArgument
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's word
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
@@ -64,3 +64,19 @@ class Room:
         """Of a prompt that is to be gone on with. Raises InvalidArgument."""
         if self.max_model_len:
             check_length(count, self.max_model_len)
+
+
+def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
+    """Of a prompt in tokens: one that goes on has to leave room for one more."""
+    if length + goes_on > max_model_len:
+        behind = (
+            ", and at least one is left for the output. Please reduce its length."
+            if goes_on
+            else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
+        )
+        raise InvalidArgument(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt resulted in {length} "
+            f"tokens{behind}",
+            field="prompt",
+            reason=TOO_LONG,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.calls.measured import MeasuredWork
 from quire.shared.errors import ResourceExhausted, name_of
 from quire.shared.metrics.calls import CallMetrics, TenantMetrics
 
@@ -37,7 +37,7 @@ def _outcome(call: Call) -> str:
     return "answered" if call.status.startswith(("2", "OK")) else "left"
 
 
-def _spend(tenant: TenantMetrics, generation: Generation) -> None:
+def _spend(tenant: TenantMetrics, generation: MeasuredWork) -> None:
     usage, first_token_s = generation.usage, generation.times.first_token_s
     tenant.tokens["prompt"] += usage.prompt_tokens
     tenant.tokens["cached"] += usage.cached_tokens
@@ -46,7 +46,7 @@ def _spend(tenant: TenantMetrics, generation: Generation) -> None:
         tenant.first_token.observe(first_token_s)
 
 
-def _time(metrics: CallMetrics, generation: Generation, started_s: float) -> None:
+def _time(metrics: CallMetrics, generation: MeasuredWork, started_s: float) -> None:
     """Of the first sample, as in traces; its place in the queue and the hop stand for what there is called schedule."""
     budget = generation.budget
     if budget.queue_s is not None and budget.hop_s is not None:

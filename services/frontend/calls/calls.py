@@ -10,9 +10,9 @@ from quire.services.frontend.access.access import Access, Caller
 from quire.services.frontend.access.rate_limit import RateLimit
 from quire.services.frontend.calls import call_measures
 from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.measured import MeasuredWork
 from quire.services.frontend.calls.traced import trace_end
 from quire.services.frontend.calls.turns import Turns
-from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import QuireError, name_of
 from quire.shared.logs import logger
@@ -56,7 +56,7 @@ class Call:
         self.status = ""  # the edge's own word for how it ended
         self.error: QuireError | None = None
         self.request: Request | None = None
-        self.generation: Generation | None = None
+        self.generation: MeasuredWork | None = None
         self.is_detached = False  # work that goes on without its client, whose own call has been counted
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
@@ -152,7 +152,7 @@ class Calls:
         else:
             log.info("request", **_who(call), status=call.status, total_ms=_total_ms(call))
 
-    def _tell(self, call: Call, generation: Generation) -> None:
+    def _tell(self, call: Call, generation: MeasuredWork) -> None:
         usage, times = generation.usage, generation.times
         log.info(
             "request",

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.model_field import ModelField
-from quire.services.frontend.http.ranges import given
-from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.model_field import ModelField
+from quire.services.frontend.http.fields.ranges import given
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.pooling_formats import PooledFormat
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.shared.columns import f32
 
 FLOAT = "float"

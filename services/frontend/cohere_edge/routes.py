@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue
 from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
 from quire.services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor.sentence_texts import SentenceTexts
+from quire.services.frontend.input_processor.pooling.sentence_texts import SentenceTexts
 from quire.services.frontend.request.request import Pooling, Sampling, TextPrompt
 from quire.services.frontend.request.request import Request as Asked
 

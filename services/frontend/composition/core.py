@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.catalogue import Catalogue
 from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.composition.through_redis import ThroughRedis
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.scheduler_client.client import SchedulerClient
 from quire.services.frontend.scheduler_client.patience import Patience

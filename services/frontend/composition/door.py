@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from quire.services.frontend.access.access import Access
-from quire.services.frontend.bounds.large_bodies import LargeBodies
+from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.messages import REQUESTS
 from quire.services.frontend.bounds.room import Room
 from quire.services.frontend.calls.admission import CallAdmission
@@ -15,9 +15,9 @@ from quire.services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from quire.services.frontend.grpc_edge.door import GrpcDoor
 from quire.services.frontend.grpc_edge.errors import Refusals
 from quire.services.frontend.http.body import BodyBounds
-from quire.services.frontend.http.connections import Connections, descriptors
-from quire.services.frontend.http.decoded_body import BodyDecoders
-from quire.services.frontend.http.unknown_fields import UnknownFields
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
+from quire.services.frontend.http.middleware.decoded_body import BodyDecoders
+from quire.services.frontend.http.server.connections import Connections, descriptors
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.settings.frontend import FrontendSettings
 from quire.shared.tracing import open_traces

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.services.frontend.composition.door import Door
-from quire.services.frontend.grpc_edge import batch_service, connections, file_service, inference_service
+from quire.services.frontend.grpc_edge import connections
+from quire.services.frontend.grpc_edge.services import batch_service, file_service, inference_service
 from quire.services.frontend.kserve_edge import service as open_inference
 from quire.services.frontend.vllm_edge import service as vllm_engine
 from quire.shared.rpc.guard import CallGuard

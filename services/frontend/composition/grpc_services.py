@@ -7,13 +7,13 @@ from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.grpc_port import GrpcPort
 from quire.services.frontend.composition.health import FrontendHealth
 from quire.services.frontend.composition.served_model import ServedModel
-from quire.services.frontend.grpc_edge import admin_service, inference_service
-from quire.services.frontend.grpc_edge.batch_service import BatchService
-from quire.services.frontend.grpc_edge.file_service import FileService
-from quire.services.frontend.grpc_edge.operated_adapters import OperatedAdapters
-from quire.services.frontend.grpc_edge.resumable import ResumableCalls
+from quire.services.frontend.grpc_edge.services import admin_service, inference_service
+from quire.services.frontend.grpc_edge.services.batch_service import BatchService
+from quire.services.frontend.grpc_edge.services.file_service import FileService
+from quire.services.frontend.grpc_edge.services.resumable import ResumableCalls
 from quire.services.frontend.kserve_edge import service as open_inference
 from quire.services.frontend.offline.work import OfflineWork
+from quire.services.frontend.operations.operated_adapters import OperatedAdapters
 from quire.services.frontend.vllm_edge import service as vllm_engine
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from quire.shared.pb.dialects import open_inference_pb2_grpc, vllm_engine_pb2_grpc

@@ -6,16 +6,16 @@ from starlette.types import ASGIApp
 
 from quire.services.frontend.anthropic_edge.routes import MessageRoutes
 from quire.services.frontend.cohere_edge.routes import CohereRoutes
+from quire.services.frontend.composition import http_app as app
 from quire.services.frontend.composition.core import FrontendCore
 from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.grpc_services import GrpcServices
 from quire.services.frontend.composition.health import FrontendHealth
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.console.routes import ConsoleRoutes
-from quire.services.frontend.http import app
-from quire.services.frontend.http.page_rules import PageRules, is_loopback
+from quire.services.frontend.http.middleware.page_rules import PageRules, is_loopback
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.http.server import HttpServer
+from quire.services.frontend.http.server.server import HttpServer
 from quire.services.frontend.kserve_edge.routes import OpenInferenceRoutes
 from quire.services.frontend.offline.offline import Offline
 from quire.services.frontend.ollama_edge.routes import OllamaCard, OllamaRoutes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.services.frontend.input_processor.pooling.sentence_texts import ReadingModel
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.input_processor.sentence_texts import ReadingModel
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.models import model_identity
 from quire.shared.settings.frontend import FrontendSettings

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from quire.services.frontend.calls.calls import Call
-from quire.services.frontend.catalogue import Catalogue
 from quire.services.frontend.directory.prefix_lookup import Prefixes
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats

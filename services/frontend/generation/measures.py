@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.services.frontend.generation.delta import Finish
 from quire.services.frontend.input_processor.processor import PreparedPrompt
 from quire.services.frontend.output_processor.sample import Sample
+from quire.services.frontend.request.outcome import Finish
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason

@@ -11,9 +11,9 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from quire.services.frontend.bounds import messages, wire_scan
-from quire.services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
-from quire.services.frontend.bounds.large_bodies import LargeBodies
-from quire.services.frontend.bounds.spool import Spool
+from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES, HeavyWork, in_steps
+from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
+from quire.services.frontend.bounds.bodies.spool import Spool
 from quire.services.frontend.bounds.turns import SmallestFirst
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.grpc_edge.errors import Context, answering

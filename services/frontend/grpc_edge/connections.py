@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from quire.services.frontend.http.connections import Connections
+from quire.services.frontend.http.server.connections import Connections
 from quire.shared.logs import logger
 
 log = logger("grpc")

@@ -1,5 +1,5 @@
 """Calls that nothing has room for are refused from their headers: no message is read, nothing is parsed. As for HTTP,
-http/door.py."""
+http/middleware/door.py."""
 
 from __future__ import annotations
 

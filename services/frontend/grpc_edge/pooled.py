@@ -10,8 +10,8 @@ import numpy as np
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.grpc_edge.requests import Arrival, new_request
 from quire.services.frontend.grpc_edge.responses import usage_of
-from quire.services.frontend.input_processor import pooling
-from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
 from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from quire.shared.columns import u32_bytes
 from quire.shared.errors import InvalidArgument

@@ -13,8 +13,8 @@ import numpy as np
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.grpc_edge import conversations
 from quire.services.frontend.grpc_edge.errors import Context
-from quire.services.frontend.input_processor import sampling_rules
-from quire.services.frontend.input_processor.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling import sampling_rules
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
 from quire.services.frontend.request import reasoning
 from quire.services.frontend.request.request import (
     BeamSearch,

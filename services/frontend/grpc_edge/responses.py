@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.services.frontend.catalogue import CatalogueEntry
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.catalogue import CatalogueEntry
+from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.services.frontend.calls.calls import Call
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http.as_sent import as_sent
 from quire.services.frontend.http.disconnect import while_connected
 from quire.services.frontend.http.headers import CALL, KEEPALIVE
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import Internal, QuireError
 from quire.shared.logs import logger

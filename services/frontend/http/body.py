@@ -12,13 +12,13 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Scope
 
-from quire.services.frontend.bounds import json_body, json_scan, long_ids
-from quire.services.frontend.bounds.heavy import HeavyWork, in_steps
-from quire.services.frontend.bounds.large_bodies import LargeBodies
-from quire.services.frontend.bounds.spool import Spool
+from quire.services.frontend.bounds.bodies import json_body, json_scan, long_ids
+from quire.services.frontend.bounds.bodies.heavy import HeavyWork, in_steps
+from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
+from quire.services.frontend.bounds.bodies.spool import Spool
 from quire.services.frontend.http.disconnect import while_connected
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.services.frontend.http.headers import DECODED
-from quire.services.frontend.http.unknown_fields import UnknownFields
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
-from quire.services.frontend.http import query
+from quire.services.frontend.http.fields import query
 
 
 class Router:

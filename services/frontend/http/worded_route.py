@@ -14,7 +14,7 @@ from starlette.responses import Response
 from quire.services.frontend.http.as_sent import as_sent
 from quire.services.frontend.http.body import BodyBounds, JsonBytes, all_of_it
 from quire.services.frontend.http.headers import CALL
-from quire.services.frontend.openai_edge.errors import worded
+from quire.services.frontend.http.validation_errors import worded
 from quire.shared.errors import QuireError
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quire.services.frontend.bounds import prompts
-from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
-from quire.services.frontend.input_processor.bad_words import bad_word_columns
-from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
-from quire.services.frontend.input_processor.late_queries import LateQueries
-from quire.services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
-from quire.services.frontend.input_processor.sampling_message import grammar_bytes, to_message
-from quire.services.frontend.input_processor.scoring import Scoring
-from quire.services.frontend.input_processor.sentence_texts import NO_READER, ReadingModel
+from quire.services.frontend.bounds.room import Room, check_length
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.late_queries import LateQueries
+from quire.services.frontend.input_processor.pooling.late_texts import DOCUMENT, QUERY, LateTexts
+from quire.services.frontend.input_processor.pooling.scoring import Scoring
+from quire.services.frontend.input_processor.pooling.sentence_texts import NO_READER, ReadingModel
+from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
+from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
+from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
 from quire.services.frontend.request.request import (
     ChatPrompt,
     LatePrompt,
@@ -269,7 +271,7 @@ class InputProcessor:
             return await self._tokenize_pooled(prompt, request, request.pooling.prompt_name, max_model_len)
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
-            prompt_limits.check_length(len(prompt.token_ids), max_model_len)  # before they are copied
+            check_length(len(prompt.token_ids), max_model_len)  # before they are copied
             return Tokenized(self._sent(prompt))
         found = await self._ids_of(prompt, max_model_len, None if truncated else max_model_len)
         return Tokenized(prompt_limits.truncate(found.token_ids, request, max_model_len))
@@ -291,7 +293,7 @@ class InputProcessor:
             return await self._read_late(prompt, late, max_model_len)
         keep = prompt_limits.num_kept(request, max_model_len)
         if isinstance(prompt, TokenPrompt) and keep is None:
-            prompt_limits.check_length(len(prompt.token_ids), max_model_len, goes_on=False)
+            check_length(len(prompt.token_ids), max_model_len, goes_on=False)
         side = request.truncation_side
         room = Room(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
         framed = isinstance(prompt, PairPrompt)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.services.frontend.bounds.room import TOO_LONG, check_length
 from quire.services.frontend.request.request import Request, Sampling
 from quire.shared.errors import InvalidArgument
 
 AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
 SIDES = ("left", "right")
-TOO_LONG = "context_length_exceeded"  # OpenAI's word
 
 
 def check_truncation_side(side: str) -> None:
@@ -80,22 +80,6 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, 
         raise InvalidArgument("prompt: it is empty; send at least one token", field="prompt")
     check_vocabulary(token_ids, vocab_size)
     check_length(len(token_ids), max_model_len, goes_on=goes_on)
-
-
-def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
-    """Of a prompt in tokens: one that goes on has to leave room for one more."""
-    if length + goes_on > max_model_len:
-        behind = (
-            ", and at least one is left for the output. Please reduce its length."
-            if goes_on
-            else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
-        )
-        raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt resulted in {length} "
-            f"tokens{behind}",
-            field="prompt",
-            reason=TOO_LONG,
-        )
 
 
 def check_output(request: Request, max_model_len: int) -> None:

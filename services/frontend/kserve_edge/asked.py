@@ -9,10 +9,10 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from quire.services.frontend.bounds import json_body, json_scan
+from quire.services.frontend.bounds.bodies import json_body, json_scan
 from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.http.fields.unknown_fields import STRICT
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.http.unknown_fields import STRICT
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.body.bodies import CompletionBody

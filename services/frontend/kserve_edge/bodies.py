@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http.ranges import given, needs
+from quire.services.frontend.http.fields.ranges import given, needs
 from quire.services.frontend.kserve_edge import binary, tensors
 from quire.services.frontend.kserve_edge.asked import Infer
 from quire.services.frontend.kserve_edge.binary import Behind

@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.kserve_edge.asked import AskedInference
 from quire.services.frontend.kserve_edge.tensors import Tensor
 from quire.services.frontend.openai_edge.answers.format import FINISH_REASONS
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 
 UNFINISHED = b"None"  # what the vLLM backend writes
 

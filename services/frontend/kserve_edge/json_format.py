@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http.answer import Answer
@@ -17,6 +16,7 @@ from quire.services.frontend.kserve_edge.format import Answers
 from quire.services.frontend.ollama_edge import errors  # whose errors look the same
 from quire.services.frontend.openai_edge.answers.chunks import event
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import QuireError
 

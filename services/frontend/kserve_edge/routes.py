@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from starlette.responses import Response
 
 from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer

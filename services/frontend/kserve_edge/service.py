@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.services.frontend.bounds.room import Room
 from quire.services.frontend.calls.calls import Calls
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.grpc_edge.errors import Context, abort, answering
 from quire.services.frontend.http.headers import TENANT, CallHeaders

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http import ranges
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.nested_fields import Shape, check_objects
-from quire.services.frontend.http.optional_fields import Flag, OptionalText
-from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import refuse_not_offered
-from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.services.frontend.http.fields import ranges
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
+from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.shared.errors import Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.

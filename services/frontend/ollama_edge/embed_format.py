@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.ollama_edge import errors
 from quire.services.frontend.openai_edge.answers.pooling_formats import VectorFormat
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.shared.errors import QuireError
 
 

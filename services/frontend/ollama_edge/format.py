@@ -10,13 +10,14 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.ollama_edge import errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.conversation import call_arguments
+from quire.services.frontend.request.outcome import Finish
 from quire.shared.errors import QuireError
 from quire.shared.pb.common.v1 import finish_pb2
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
     ROLES,
     AnswerBody,

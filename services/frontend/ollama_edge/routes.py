@@ -10,7 +10,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue, CatalogueEntry
+from quire.services.frontend.generation.catalogue import Catalogue, CatalogueEntry
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer

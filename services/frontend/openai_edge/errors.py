@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from quire.services.frontend.http.as_sent import as_sent
 from quire.services.frontend.http.headers import CALL
-from quire.shared.errors import InvalidArgument, QuireError, Unimplemented, transport
+from quire.services.frontend.http.validation_errors import worded
+from quire.shared.errors import QuireError, Unimplemented, transport
 
-LONGEST_SHOWN = 64  # characters of a wrong value
 NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
 
 
@@ -59,40 +59,6 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     request.scope[CALL].error = wrong = worded(error)
     return as_response(wrong)
-
-
-def worded(error: RequestValidationError) -> InvalidArgument:
-    """The first of pydantic's errors: the field as it was sent, what is wrong with it, and the value if it is short."""
-    found = error.errors()[0]
-    if found["type"] == "json_invalid":
-        return InvalidArgument(f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}")
-    field = ".".join(_sent(found["loc"], error.body, is_missing=found["type"] == "missing"))
-    if not field and found["type"] == "missing":
-        return InvalidArgument("the body is empty; it has to be a JSON object")
-    return InvalidArgument(f"{field or 'the body'}: {found['msg']}{_given(found)}", field=field)
-
-
-def _sent(loc: Sequence[int | str], body: Any, *, is_missing: bool) -> Iterator[str]:
-    """The parts of a place that stand in the body, and of a missing field its name. Pydantic also names the kinds of
-    value among which it looked for the right one (`stop.str`)."""
-    place, *parts = loc
-    if place != "body":  # of the path or the query
-        yield from map(str, loc)
-        return
-    within = body
-    for number, part in enumerate(parts, 1):
-        is_there = part in within if isinstance(within, dict) else isinstance(within, list) and isinstance(part, int)
-        if is_there:
-            within = within[part]
-        if is_there or (is_missing and number == len(parts)):
-            yield str(part)
-
-
-def _given(found: Mapping[str, Any]) -> str:
-    """Of a value that fits in a line; of what is missing or superfluous the name says all."""
-    value = found.get("input")
-    is_plain = isinstance(value, str | int | float | bool) and found["type"] not in ("missing", "extra_forbidden")
-    return f" ({value!r})" if is_plain and len(repr(value)) <= LONGEST_SHOWN else ""
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

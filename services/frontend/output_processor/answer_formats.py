@@ -43,7 +43,9 @@ class AnswerFormats:
         calls = detection.detect(detection.TOOLS, template) if tool_call_parser == DETECT else tool_call_parser
         thoughts = detection.detect(detection.REASONING, template) if reasoning_parser == DETECT else reasoning_parser
         self._tools = None if calls == detection.NONE else registry.tool_format(calls)
-        self._reasoning = None if thoughts == detection.NONE else registry.reasoning_format(thoughts)
+        self._reasoning = (
+            None if thoughts == detection.NONE else _spelled(registry.reasoning_format(thoughts), tokenizer)
+        )
         self._may_choose = auto_tool_choice
         ends = self._reasoning.ends if self._reasoning is not None else ()
         self.end_of_reasoning = tokenizer.token_id(ends[0]) if ends else None  # None, too, if it is no single token
@@ -95,7 +97,7 @@ class AnswerFormats:
         use = request.tool_use
         if use is None or not any(tool.strict for tool in use.tools) or (way := self._wording(use)) is None:
             return request
-        marker = self._tool_format(use).tokens[0]
+        marker = way.trigger or self._tool_format(use).tokens[0]
         text = wording.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)
         if text is None:
             return request
@@ -222,6 +224,15 @@ class AnswerFormats:
         if end.endswith(self._reasoning.starts):
             return AnswerStart.IN_REASONING
         return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
+
+
+def _spelled(found: ReasoningFormat, tokenizer: Tokenizer) -> ReasoningFormat:
+    """With the spellings first that are tokens of this vocabulary: checkpoints of a family may differ in them."""
+
+    def known_first(texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(texts, key=lambda text: tokenizer.token_id(text) is None))
+
+    return replace(found, starts=known_first(found.starts), ends=known_first(found.ends))
 
 
 def _readers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from quire.services.frontend.generation.delta import SampleDelta
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.shared.errors import QuireError
 

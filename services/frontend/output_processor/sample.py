@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.sample_text import SampleText
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.scheduler_client.sequence import End
 from quire.shared.metrics.frontend import TokenTraffic
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP

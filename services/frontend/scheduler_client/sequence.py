@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire.services.frontend.generation.delta import Finish, TokenLogprobs
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.errors import QuireError
 from quire.shared.kv.block_hash import TOKEN_BYTES

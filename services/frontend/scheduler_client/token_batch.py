@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from quire.services.frontend.generation.delta import Finish, TokenLogprobs
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.scheduler_client.sequence import End, Sequence
 from quire.shared.columns import NUMBER_BYTES, f32, i32, u32
 from quire.shared.errors import DeadlineExceeded, Internal, QuireError, from_proto

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http import ranges
-from quire.services.frontend.http.optional_fields import Flag
-from quire.services.frontend.http.plain_fields import PlainFields
-from quire.services.frontend.http.ranges import exactly_one
+from quire.services.frontend.http.fields import ranges
+from quire.services.frontend.http.fields.optional_fields import Flag
+from quire.services.frontend.http.fields.plain_fields import PlainFields
+from quire.services.frontend.http.fields.ranges import exactly_one
 
 ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.chunks import DONE, event
 from quire.services.frontend.openai_edge.answers.format import FINISH_REASONS
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.shared.errors import QuireError
 
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
 from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.maker import Maker, MessageWriter
 from quire.services.frontend.streams.stream import Stream

@@ -9,9 +9,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from quire.services.frontend.calls.calls import Call
-from quire.services.frontend.generation.delta import Finish, SampleDelta
 from quire.services.frontend.generation.generation import Aborted, Generation
 from quire.services.frontend.generation.generator import Generator, Resume
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.store import Exists, Standing, StoreAway, StoreFull, StreamStore
 from quire.services.frontend.streams.stream import Stream

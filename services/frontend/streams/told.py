@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.shared.columns import i32, i32_bytes
 from quire.shared.errors import Internal
 from quire.shared.pb.frontend.v1 import stream_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.services.frontend.grpc_edge.requests import Arrival
-from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument, Unimplemented

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import FINISH_REASONS
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.dialects import vllm_engine_pb2 as pb
 

@@ -13,7 +13,7 @@ import numpy as np
 from quire.services.frontend.access.access import Caller
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Calls
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Aborted, Generation
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.grpc_edge.errors import Context, answering

@@ -7,8 +7,9 @@ from dataclasses import replace
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from quire.services.frontend.bounds import json_scan, messages
-from quire.services.frontend.bounds.heavy import HeavyWork, in_steps
+from quire.services.frontend.bounds import messages
+from quire.services.frontend.bounds.bodies import json_scan
+from quire.services.frontend.bounds.bodies.heavy import HeavyWork, in_steps
 from quire.services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.services.frontend.access.access import API_KEY, AUTHORIZATION, Access
-from quire.services.frontend.bounds.content_coding import encodings_of
+from quire.services.frontend.bounds.bodies.content_coding import encodings_of
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.grpc_edge.errors import Refusals
-from quire.services.frontend.http.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
 from quire.services.frontend.http.disconnect import while_connected
 from quire.services.frontend.http.headers import Headers, values_of
-from quire.services.frontend.http.options import OPTIONS, no_content
-from quire.services.frontend.http.page_rules import PageRules
+from quire.services.frontend.http.middleware.decoded_body import FIELD_BYTES, BodyDecoders, DecodedBytes
+from quire.services.frontend.http.middleware.options import OPTIONS, no_content
+from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.web_edge.answer import WebAnswer
 from quire.services.frontend.web_edge.codec import Codec
 from quire.services.frontend.web_edge.context import Ended, WebContext

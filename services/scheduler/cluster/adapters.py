@@ -94,8 +94,8 @@ class Adapters:
         """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
         what it lacks."""
         hello, offered = replica.hello, self.offered
-        paths = list(hello.adapter_paths) or [""] * len(hello.adapters)
-        ids = adapter_contents.ids(hello.adapters, hello.adapter_digests)
+        paths = list(hello.lora.paths) or [""] * len(hello.lora.names)
+        ids = adapter_contents.ids(hello.lora.names, hello.lora.digests)
         for adapter, path in zip(reversed(ids), reversed(paths), strict=True):  # of one name the newest comes last
             if adapter in self._known:
                 continue

@@ -26,7 +26,7 @@ def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
         num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
         draining=cluster.draining,
         scheduling_policy=scheduling_policy,
-        max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
+        max_logprobs=min((r.hello.sampling.max_logprobs for r in taking), default=0),
         logits_processors=_common([r.hello for r in taking]),
         structured_output_backends=terms.grammar_libraries,
         weights=weights if weights.update else None,
@@ -50,4 +50,4 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
 
 def _common(hellos: list[worker_pb2.WorkerHello]) -> list[str]:
     """Logits processors that all have."""
-    return sorted(set.intersection(*(set(hello.logits_processors) for hello in hellos))) if hellos else []
+    return sorted(set.intersection(*(set(hello.sampling.logits_processors) for hello in hellos))) if hellos else []

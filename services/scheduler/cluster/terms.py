@@ -5,8 +5,6 @@ The first service to come sets them; whoever does not match is turned away with 
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from quire.shared import worker_limits
 from quire.shared.columns import u32
 from quire.shared.errors import FailedPrecondition
@@ -62,7 +60,7 @@ class ClusterTerms:
     def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
         """Those that workers start with. While none of these is there, nothing is `in_use`, others may take their
         place: returns whether they have."""
-        digest, who = hello.weights_digest, f"worker {hello.worker_id}"
+        digest, who = hello.weights_state.weights_digest, f"worker {hello.worker_id}"
         others = bool(digest and self._weights) and digest != self._weights
         if others and in_use:
             raise FailedPrecondition(
@@ -95,7 +93,7 @@ class ClusterTerms:
     def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
         """What a block stands for, and which prefixes can be had, must be the same wherever it is looked up."""
         who = f"worker {hello.worker_id}"
-        specs = kv_wire.from_proto(hello.kv_groups, who)
+        specs = kv_wire.from_proto(hello.kv_cache.groups, who)
         _check_held_groups(hello, len(specs), who)
         self.kv_specs = self.kv_specs or specs
         if specs != self.kv_specs:
@@ -106,7 +104,7 @@ class ClusterTerms:
 
     def agree_on_logprobs(self, hello: worker_pb2.WorkerHello) -> None:
         """A sequence that moves must not go on with numbers of another meaning."""
-        mode = hello.logprobs_mode or RAW_LOGPROBS
+        mode = hello.sampling.logprobs_mode or RAW_LOGPROBS
         self.logprobs_mode = self.logprobs_mode or mode
         if mode != self.logprobs_mode:
             raise FailedPrecondition(
@@ -116,7 +114,7 @@ class ClusterTerms:
 
     def agree_on_grammars(self, hello: worker_pb2.WorkerHello) -> None:
         """A constraint that was let in must be one that any worker can take."""
-        theirs = tuple(hello.structured_output_backends) or (LLGUIDANCE,)
+        theirs = tuple(hello.sampling.structured_output_backends) or (LLGUIDANCE,)
         common = tuple(name for name in self.grammar_libraries or theirs if name in theirs)
         if not common:
             raise FailedPrecondition(
@@ -129,17 +127,17 @@ class ClusterTerms:
     def agree_on_invariance(self, hello: worker_pb2.WorkerHello) -> None:
         """What holds to the bit must hold wherever a sequence is computed."""
         if self.batch_invariant is None:
-            self.batch_invariant = hello.batch_invariant
-        if hello.batch_invariant != self.batch_invariant:
+            self.batch_invariant = hello.sampling.batch_invariant
+        if hello.sampling.batch_invariant != self.batch_invariant:
             raise FailedPrecondition(
                 f"batch_invariant: the cluster has {_on(self.batch_invariant)}, worker {hello.worker_id} has "
-                f"{_on(hello.batch_invariant)}",
+                f"{_on(hello.sampling.batch_invariant)}",
                 field="batch_invariant",
             )
 
     def agree_on_adapters(self, hello: worker_pb2.WorkerHello) -> None:
         """A name must mean the same adapter wherever a sequence goes. Sequences only go where theirs is."""
-        loads = hello.max_adapters > 0
+        loads = hello.lora.max_adapters > 0
         self.loads_adapters = loads if self.loads_adapters is None else self.loads_adapters
         if loads != self.loads_adapters:
             raise FailedPrecondition(
@@ -183,47 +181,55 @@ MOST_BLOCK_BYTES = 2**32
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     """What a worker must have to be of any use, and what none has: a number too many would cost everybody's time."""
+    limits, cache = hello.limits, hello.kv_cache
     bounds = {
-        "num_blocks": (2, MOST_BLOCKS),
-        "max_num_seqs": (1, MOST_SEQS),
-        "max_num_batched_tokens": (hello.max_num_seqs, MOST_STEP_TOKENS),
-        "max_model_len": (2, MOST_MODEL_LEN),
-        "num_speculative_tokens": (0, MOST_DRAFTS),
-        "num_host_blocks": (0, MOST_BLOCKS),
-        "num_disk_blocks": (0, MOST_BLOCKS),
-        "max_adapters": (0, MOST_ADAPTERS),
-        "num_query_vectors": (0, MOST_QUERY_VECTORS),
-        "max_logprobs": (0, MOST_VOCABULARY),
-        "layout.block_size": (1, MOST_BLOCK_SIZE),
+        "num_blocks": (cache.num_blocks, 2, MOST_BLOCKS),
+        "max_num_seqs": (limits.max_num_seqs, 1, MOST_SEQS),
+        "max_num_batched_tokens": (limits.max_num_batched_tokens, limits.max_num_seqs, MOST_STEP_TOKENS),
+        "max_model_len": (limits.max_model_len, 2, MOST_MODEL_LEN),
+        "num_speculative_tokens": (hello.drafting.num_speculative_tokens, 0, MOST_DRAFTS),
+        "num_host_blocks": (cache.num_host_blocks, 0, MOST_BLOCKS),
+        "num_disk_blocks": (cache.num_disk_blocks, 0, MOST_BLOCKS),
+        "max_adapters": (hello.lora.max_adapters, 0, MOST_ADAPTERS),
+        "num_query_vectors": (cache.num_query_vectors, 0, MOST_QUERY_VECTORS),
+        "max_logprobs": (hello.sampling.max_logprobs, 0, MOST_VOCABULARY),
+        "layout.block_size": (hello.layout.block_size, 1, MOST_BLOCK_SIZE),
     }
     check_name("worker_id", hello.worker_id)
     who = f"worker {hello.worker_id}"
-    for name, (least, most) in bounds.items():
-        value = attrgetter(name)(hello)
+    for name, (value, least, most) in bounds.items():
         if value < least:
             raise FailedPrecondition(f"{name}: {who} has {value}, needs at least {least}", field=name)
         if value > most:
             raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
     check_model(hello.model, who)
-    if len(hello.weights_digest) not in (0, DIGEST_BYTES):
-        text = f"weights_digest: {who} sent {len(hello.weights_digest)} bytes; {DIGEST_BYTES} are a digest"
+    if len(hello.weights_state.weights_digest) not in (0, DIGEST_BYTES):
+        text = (
+            f"weights_digest: {who} sent {len(hello.weights_state.weights_digest)} bytes; {DIGEST_BYTES} are a digest"
+        )
         raise FailedPrecondition(text, field="weights_digest")
-    for name in ("address", "version", "device", "kv_address"):
-        check_name(name, attrgetter(name)(hello), needed=False)
-    if len(hello.logits_processors) > MOST_PROCESSORS:
-        text = f"logits_processors: {who} has {len(hello.logits_processors)}, the limit is {MOST_PROCESSORS}"
+    names = {
+        "address": hello.address,
+        "version": hello.version,
+        "device": hello.device,
+        "kv_address": hello.kv_transfer.address,
+    }
+    for name, value in names.items():
+        check_name(name, value, needed=False)
+    if len(hello.sampling.logits_processors) > MOST_PROCESSORS:
+        text = f"logits_processors: {who} has {len(hello.sampling.logits_processors)}, the limit is {MOST_PROCESSORS}"
         raise FailedPrecondition(text, field="logits_processors")
-    for name in hello.logits_processors:
+    for name in hello.sampling.logits_processors:
         check_name("logits_processors", name)
-    if len(hello.structured_output_backends) > MOST_LIBRARIES:
-        text = f"structured_output_backends: {who} has {len(hello.structured_output_backends)}"
+    if len(hello.sampling.structured_output_backends) > MOST_LIBRARIES:
+        text = f"structured_output_backends: {who} has {len(hello.sampling.structured_output_backends)}"
         raise FailedPrecondition(f"{text}, the limit is {MOST_LIBRARIES}", field="structured_output_backends")
-    for name in hello.structured_output_backends:
+    for name in hello.sampling.structured_output_backends:
         check_name("structured_output_backends", name)
-    if len(hello.adapters) > MOST_ADAPTERS:
-        text = f"adapters: {who} has {len(hello.adapters)}, the limit is {MOST_ADAPTERS}"
+    if len(hello.lora.names) > MOST_ADAPTERS:
+        text = f"adapters: {who} has {len(hello.lora.names)}, the limit is {MOST_ADAPTERS}"
         raise FailedPrecondition(text, field="adapters")
-    for name in hello.adapters:
+    for name in hello.lora.names:
         check_name("adapters", name)
     _adapters(hello)
     _check_paths(hello, who)
@@ -232,7 +238,7 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
 
 
 def _check_kv(hello: worker_pb2.WorkerHello, who: str) -> None:
-    num_bytes, size = len(hello.kv_layout), hello.kv_block_bytes
+    num_bytes, size = len(hello.kv_transfer.layout), hello.kv_transfer.block_bytes
     if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MOST_BLOCK_BYTES):
         text = f"kv_layout: {who} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
         raise FailedPrecondition(text, field="kv_layout")
@@ -249,16 +255,16 @@ def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
 
 def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
     try:
-        return adapter_contents.by_name(hello.adapters, hello.adapter_digests)
+        return adapter_contents.by_name(hello.lora.names, hello.lora.digests)
     except ValueError as error:
         text = f"adapter_digests: worker {hello.worker_id} sent {error}"
         raise FailedPrecondition(text, field="adapter_digests") from None
 
 
 def _check_paths(hello: worker_pb2.WorkerHello, who: str) -> None:
-    paths = hello.adapter_paths
-    if len(paths) not in (0, len(hello.adapters)) or max(map(len, paths), default=0) > LONGEST_PATH:
-        text = f"adapter_paths: {who} sent {len(paths)} for {len(hello.adapters)} adapters, or one that is no path"
+    paths = hello.lora.paths
+    if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > LONGEST_PATH:
+        text = f"adapter_paths: {who} sent {len(paths)} for {len(hello.lora.names)} adapters, or one that is no path"
         raise FailedPrecondition(text, field="adapter_paths")
 
 
@@ -270,12 +276,12 @@ def check_name(field: str, value: str, *, needed: bool = True) -> None:
 
 
 def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
-    blocks = range(1, hello.num_blocks)
-    _check_ids("held_block_ids", hello.held_block_ids, hello.held_block_hashes, blocks, f"{who}'s blocks")
-    places = range(hello.num_host_blocks)
-    _check_ids("held_place_ids", hello.held_place_ids, hello.held_place_hashes, places, f"{who}'s places")
-    places, on_disk = range(hello.num_disk_blocks), f"{who}'s places on disk"
-    _check_ids("held_disk_place_ids", hello.held_disk_place_ids, hello.held_disk_place_hashes, places, on_disk)
+    blocks = range(1, hello.kv_cache.num_blocks)
+    _check_ids("held_block_ids", hello.held.block_ids, hello.held.block_hashes, blocks, f"{who}'s blocks")
+    places = range(hello.kv_cache.num_host_blocks)
+    _check_ids("held_place_ids", hello.held.host_place_ids, hello.held.host_place_hashes, places, f"{who}'s places")
+    places, on_disk = range(hello.kv_cache.num_disk_blocks), f"{who}'s places on disk"
+    _check_ids("held_disk_place_ids", hello.held.disk_place_ids, hello.held.disk_place_hashes, places, on_disk)
 
 
 def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -> None:
@@ -294,9 +300,9 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -
 
 
 def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, who: str) -> None:
-    _check_groups("held_block_groups", hello.held_block_groups, hello.held_block_ids, num_groups, who)
-    _check_groups("held_place_groups", hello.held_place_groups, hello.held_place_ids, num_groups, who)
-    _check_groups("held_disk_place_groups", hello.held_disk_place_groups, hello.held_disk_place_ids, num_groups, who)
+    _check_groups("held_block_groups", hello.held.block_groups, hello.held.block_ids, num_groups, who)
+    _check_groups("held_place_groups", hello.held.host_place_groups, hello.held.host_place_ids, num_groups, who)
+    _check_groups("held_disk_place_groups", hello.held.disk_place_groups, hello.held.disk_place_ids, num_groups, who)
 
 
 def _check_groups(field: str, column: bytes, ids: bytes, num_groups: int, who: str) -> None:

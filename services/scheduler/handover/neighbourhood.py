@@ -46,11 +46,13 @@ class Neighbourhood:
 
     def pairs(self, replica: Replica) -> list[Replica]:
         """Those whose KV it can read."""
-        layout = replica.hello.kv_layout
+        layout = replica.hello.kv_transfer.layout
         if self._wanted == "never" or not layout or replica.outdated:
             return []
         others = (other for other in self._replicas.values() if other is not replica and not other.outdated)
-        alike = [other for other in others if other.hello.kv_layout == layout and other.hello.kv_address]
+        alike = [
+            other for other in others if other.hello.kv_transfer.layout == layout and other.hello.kv_transfer.address
+        ]
         return [other for other in alike if other.weights.update == replica.weights.update]
 
     def longest(self, replica: Replica, hashes: Seq[bytes], start: int, most: int) -> tuple[int, Replica | None]:
@@ -68,17 +70,17 @@ class Neighbourhood:
         """Tokens that `replica`, which has `num_cached` of them, need not compute since another has them, less what it
         computes while they come. `longest`: who has how many, most first. Nothing is promised: who gives is looked up
         again when it is the sequence's turn."""
-        core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_layout
+        core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_transfer.layout
         if core.fetches is None or core.fetches.neighbours is None or sequence.skip_reading_prefix_cache:
             return 0
         most, lender = next(
-            ((n, o) for n, o in longest if o is not replica and o.hello.kv_layout == layout), (0, replica)
+            ((n, o) for n, o in longest if o is not replica and o.hello.kv_transfer.layout == layout), (0, replica)
         )
         count = min(most, len(sequence.block_hashes) * size) // size - num_cached // size
         if count < LEAST_BLOCKS or not replica.links[lender.id].works:
             return 0
         token_s = core.prompt_seconds(count * size) / (count * size)
-        fetch_s = replica.links[lender.id].seconds_for(count * replica.hello.kv_block_bytes)
+        fetch_s = replica.links[lender.id].seconds_for(count * replica.hello.kv_transfer.block_bytes)
         return max(0, count * size - int(fetch_s / token_s)) if token_s else 0
 
     def pays(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
@@ -87,7 +89,7 @@ class Neighbourhood:
         if not link.may_try():
             return False
         compute_s = replica.core.prompt_seconds(num_blocks * replica.core.limits.block_size)
-        return self._wanted == "always" or link.pays(num_blocks * replica.hello.kv_block_bytes, compute_s)
+        return self._wanted == "always" or link.pays(num_blocks * replica.hello.kv_transfer.block_bytes, compute_s)
 
 
 class View:
@@ -115,4 +117,4 @@ def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> 
 
 
 def source_of(replica: Replica) -> KVSource:
-    return KVSource(replica.id, replica.hello.kv_address, replica.epoch)
+    return KVSource(replica.id, replica.hello.kv_transfer.address, replica.epoch)

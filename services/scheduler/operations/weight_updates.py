@@ -99,7 +99,7 @@ class StagedUpdate:
 
     async def stage(self, stream_id: bytes = b"") -> None:
         replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
-        if not all(replica.hello.stages_beside_steps for replica in replicas):
+        if not all(replica.hello.weights_state.stages_beside_steps for replica in replicas):
             await self._hold()
         self._staged = replicas  # also those that may not get there
         order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
@@ -174,7 +174,9 @@ class StagedUpdate:
             )
             raise FailedPrecondition(f"mode: {text}, abort ends them", field="mode")
         for replica in self._cluster.replicas.values():
-            if not replica.hello.stages_beside_steps:  # it forgets what its blocks hold, whatever comes of it
+            if (
+                not replica.hello.weights_state.stages_beside_steps
+            ):  # it forgets what its blocks hold, whatever comes of it
                 quiet.forget(replica)
 
     async def _swap(self) -> None:

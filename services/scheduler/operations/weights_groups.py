@@ -76,7 +76,7 @@ class WeightsGroups:
 
     async def _order(self, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
         """Raises the first refusal: the others may wait for the one who refuses."""
-        holds = not all(replica.hello.stages_beside_steps for replica in replicas)
+        holds = not all(replica.hello.weights_state.stages_beside_steps for replica in replicas)
         if holds:
             await quiet.hold(self._cluster, Hold.WEIGHTS, pb.PAUSE_MODE_KEEP)
         try:
@@ -108,7 +108,7 @@ def _check_size(request: pb.InitWeightsUpdateGroupRequest, count: int) -> None:
 
 
 def _num_ranks(replica: Replica) -> int:
-    return replica.hello.num_ranks or 1
+    return replica.hello.parallelism.num_ranks or 1
 
 
 def _join_orders(

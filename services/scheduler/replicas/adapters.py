@@ -25,8 +25,8 @@ class ReplicaAdapters:
         self._order_ids = itertools.count(1)
         self._orders: dict[int, tuple[str, Done]] = {}
         self._is_gone = False
-        self.room = hello.max_adapters
-        self._held = dict.fromkeys(adapter_contents.ids(hello.adapters, hello.adapter_digests))  # last used last
+        self.room = hello.lora.max_adapters
+        self._held = dict.fromkeys(adapter_contents.ids(hello.lora.names, hello.lora.digests))  # last used last
         self.refused: set[AdapterId] = set()  # not to be ordered once more
         self.closed: set[AdapterId] = set()  # held, for those that have it alone: others wait for the place
 

@@ -70,7 +70,11 @@ def _gone(order_id: int) -> pb.DeviceOrderDone:
 
 def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:
     """That a worker computes with; those of the start if it does not say."""
-    return hello.weights if hello.HasField("weights") else model_pb2.WeightsIdentity(version=AT_START)
+    return (
+        hello.weights_state.weights
+        if hello.weights_state.HasField("weights")
+        else model_pb2.WeightsIdentity(version=AT_START)
+    )
 
 
 def named(worker: str, refusal: QuireError) -> QuireError:

@@ -65,8 +65,8 @@ class Replica:
         self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.operations.adapter_loads[outcome].inc())
         self.orders = ReplicaOrders(send)
         self.weights = weights_of(hello)
-        self.asleep = frozenset(hello.asleep)
-        self.sleep_level = hello.sleep_level
+        self.asleep = frozenset(hello.weights_state.asleep)
+        self.sleep_level = hello.weights_state.sleep_level
         self.outdated = False  # it is not as its cluster is to be (weights, sleep), and gets no sequences
         self.is_unsure = False  # nobody knows how it is
         self.fell_behind = asyncio.Event()  # its cluster wants something else of it than it is
@@ -249,7 +249,7 @@ class Replica:
             link.failed()
             log.warning("blocks of another worker did not come", worker=self.id, reason=wire.error.message)
         else:
-            num_bytes = num_blocks * self.hello.kv_block_bytes
+            num_bytes = num_blocks * self.hello.kv_transfer.block_bytes
             link.learn(num_bytes, wire.fetch_us / 1e6)
             self._metrics.fetch.observe(wire.fetch_us / 1e6)
             self._metrics.fetched_bytes.labels(self.id).inc(num_bytes)

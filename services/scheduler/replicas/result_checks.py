@@ -22,8 +22,8 @@ class ResultChecks:
 
     def __init__(self, hello: pb.WorkerHello) -> None:
         self._vocab_size = hello.model.vocab_size
-        self._most_drafts = hello.num_speculative_tokens
-        self._num_empty = np.zeros(hello.max_num_seqs, dtype=np.int64)  # steps without a token, by slot
+        self._most_drafts = hello.drafting.num_speculative_tokens
+        self._num_empty = np.zeros(hello.limits.max_num_seqs, dtype=np.int64)  # steps without a token, by slot
         self._some_empty = False
 
     def check(self, wire: pb.StepResult, flight: Flight) -> None:

@@ -38,6 +38,7 @@ from quire.shared.pb.worker.v1 import worker_pb2_grpc
 from quire.shared.prefix_index import BlockKeys
 from quire.shared.process import lifecycle
 from quire.shared.process.supervision import Tasks
+from quire.shared.rpc import worker_hello
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.parts import InParts
 from quire.shared.rpc.trust import ServiceDoor
@@ -148,6 +149,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if kind != "hello":
             raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
         hello = first.hello
+        worker_hello.group(hello)
         check_sizes(hello)
         self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
         self._cluster.terms.agree_on_layout(hello)
@@ -179,7 +181,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
             version=VERSION,
-            max_steps_in_flight=Depth.most_ever(self._settings.max_steps_in_flight, max(hello.num_stages, 1)),
+            max_steps_in_flight=Depth.most_ever(
+                self._settings.max_steps_in_flight, max(hello.parallelism.num_stages, 1)
+            ),
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
             peers=self.spread.addresses,
         )
@@ -189,7 +193,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._publish(replica)
             self._on_change()
             log.info(
-                "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
+                "worker attached",
+                worker=replica.id,
+                epoch=replica.epoch,
+                blocks=hello.kv_cache.num_blocks,
+                device=hello.device,
             )
             await lifecycle.first(
                 self._read(session, replica),
@@ -237,34 +245,35 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _limits(self, hello: pb.WorkerHello) -> CoreLimits:
         settings = self._settings
-        usable = hello.num_blocks - 1
-        specs = kv_wire.from_proto(hello.kv_groups, f"worker {hello.worker_id}")
-        groups = Groups(specs, hello.layout.block_size, hello.max_num_batched_tokens)
+        usable = hello.kv_cache.num_blocks - 1
+        specs = kv_wire.from_proto(hello.kv_cache.groups, f"worker {hello.worker_id}")
+        groups = Groups(specs, hello.layout.block_size, hello.limits.max_num_batched_tokens)
         return CoreLimits(
-            num_blocks=hello.num_blocks,
+            num_blocks=hello.kv_cache.num_blocks,
             block_size=hello.layout.block_size,
             kv_specs=specs,
-            max_num_seqs=min(settings.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs),
+            max_num_seqs=min(settings.max_num_seqs or hello.limits.max_num_seqs, hello.limits.max_num_seqs),
             max_num_batched_tokens=min(
-                settings.max_num_batched_tokens or hello.max_num_batched_tokens, hello.max_num_batched_tokens
+                settings.max_num_batched_tokens or hello.limits.max_num_batched_tokens,
+                hello.limits.max_num_batched_tokens,
             ),
-            max_model_len=groups.longest(usable, hello.max_model_len),
+            max_model_len=groups.longest(usable, hello.limits.max_model_len),
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
-            num_micro_batches=max(hello.num_stages, 1),
-            num_speculative_tokens=hello.num_speculative_tokens,
-            fixed_draft_length=hello.fixed_draft_length,
-            drafts_constrained_only=hello.drafts_constrained_only,
+            num_micro_batches=max(hello.parallelism.num_stages, 1),
+            num_speculative_tokens=hello.drafting.num_speculative_tokens,
+            fixed_draft_length=hello.drafting.fixed_length,
+            drafts_constrained_only=hello.drafting.constrained_only,
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
-            num_query_vectors=hello.num_query_vectors,
+            num_query_vectors=hello.kv_cache.num_query_vectors,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(
-                hello.num_host_blocks,
-                hello.num_disk_blocks,
+                hello.kv_cache.num_host_blocks,
+                hello.kv_cache.num_disk_blocks,
                 settings.kv_offloading_policy,
                 settings.kv_offloading_store_threshold,
             ),
@@ -319,20 +328,20 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
     """The worker still holds these blocks from an earlier attachment: the whole cache is warm at once."""
     if not core.limits.caches_prefixes:
         return
-    ids = u32(hello.held_block_ids).tolist()
-    hashes = block_hash.split(hello.held_block_hashes)
-    groups = u32(hello.held_block_groups).tolist() or [0] * len(ids)
+    ids = u32(hello.held.block_ids).tolist()
+    hashes = block_hash.split(hello.held.block_hashes)
+    groups = u32(hello.held.block_groups).tolist() or [0] * len(ids)
     for start in range(0, len(ids), ADOPTED_AT_A_TIME):
         part = slice(start, start + ADOPTED_AT_A_TIME)
         for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
             core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)
     if core.transfers is not None:
-        names = block_hash.split_names(hello.held_place_hashes, hello.held_place_groups)
-        await _adopt_tier(core.transfers.tier, hello.held_place_ids, names)
+        names = block_hash.split_names(hello.held.host_place_hashes, hello.held.host_place_groups)
+        await _adopt_tier(core.transfers.tier, hello.held.host_place_ids, names)
         if core.transfers.disk is not None:
-            names = block_hash.split_names(hello.held_disk_place_hashes, hello.held_disk_place_groups)
-            await _adopt_tier(core.transfers.disk.tier, hello.held_disk_place_ids, names)
+            names = block_hash.split_names(hello.held.disk_place_hashes, hello.held.disk_place_groups)
+            await _adopt_tier(core.transfers.disk.tier, hello.held.disk_place_ids, names)
             core.transfers.disk.offer(core.transfers.tier.held())
 
 

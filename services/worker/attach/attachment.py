@@ -16,6 +16,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
 from quire.shared.process.lifecycle import Shutdown
 from quire.shared.process.supervision import Tasks
+from quire.shared.rpc import worker_hello
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.parts import CallStream, InParts
 
@@ -95,21 +96,22 @@ class Attachment:
         if self._shutdown.requested:
             return
         held = rest.result()
-        hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
-        hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
-        hello.held_place_ids = columns.u32_bytes(list(held.in_host_memory))
-        hello.held_place_hashes, hello.held_place_groups = block_hash.join_names(held.in_host_memory.values())
-        hello.held_disk_place_ids = columns.u32_bytes(list(held.on_disk))
-        hello.held_disk_place_hashes, hello.held_disk_place_groups = block_hash.join_names(held.on_disk.values())
-        hello.adapters.extend(adapter.name for adapter, _ in held.adapters)
-        hello.adapter_digests = b"".join(adapter.digest for adapter, _ in held.adapters)
-        hello.adapter_paths.extend(path for _, path in held.adapters)
+        hello.held.block_ids, hello.held.block_hashes = columns.u32_bytes(held.block_ids), held.hashes
+        hello.held.block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
+        hello.held.host_place_ids = columns.u32_bytes(list(held.in_host_memory))
+        hello.held.host_place_hashes, hello.held.host_place_groups = block_hash.join_names(held.in_host_memory.values())
+        hello.held.disk_place_ids = columns.u32_bytes(list(held.on_disk))
+        hello.held.disk_place_hashes, hello.held.disk_place_groups = block_hash.join_names(held.on_disk.values())
+        hello.lora.names.extend(adapter.name for adapter, _ in held.adapters)
+        hello.lora.digests = b"".join(adapter.digest for adapter, _ in held.adapters)
+        hello.lora.paths.extend(path for _, path in held.adapters)
         if held.weights is not None:
             weights = held.weights
             identity = model_pb2.WeightsIdentity(update=weights.update, version=weights.version, path=weights.path)
-            hello.weights.CopyFrom(identity)
-        hello.asleep.extend(held.asleep)
-        hello.sleep_level = held.sleep_level
+            hello.weights_state.weights.CopyFrom(identity)
+        hello.weights_state.asleep.extend(held.asleep)
+        hello.weights_state.sleep_level = held.sleep_level
+        worker_hello.add_ungrouped(hello)
         self._session.send(pb.AttachRequest(hello=hello))
         try:
             await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())

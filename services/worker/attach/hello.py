@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.shared.kv import block_hash
 from quire.shared.models import model_identity
 from quire.shared.pb.common.v1 import model_pb2
@@ -23,9 +23,11 @@ def of_limits(settings: WorkerSettings, name: str, address: str, limits: WorkerL
         version=VERSION,
         model=model_identity.identity(Path(settings.model), settings.served_model_name),
         layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
-        num_blocks=limits.num_blocks,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        batch_invariant=settings.batch_invariant,
+        kv_cache=pb.KVCache(num_blocks=limits.num_blocks),
+        limits=pb.StepLimits(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        ),
+        sampling=pb.SamplingSupport(batch_invariant=settings.batch_invariant),
     )

@@ -6,7 +6,7 @@ import os
 import time
 
 from quire.services.worker.engine.engine import Engine
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.shared.pb.admin.v1 import admin_pb2 as pb

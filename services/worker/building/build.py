@@ -10,13 +10,17 @@ from quire.services.worker.building import experts
 from quire.services.worker.building.build_encoder import build_encoder
 from quire.services.worker.building.memory import Memory, record_steps, take_memory
 from quire.services.worker.building.model import Loaded, load_model
+from quire.services.worker.building.rehearsal import rehearse
 from quire.services.worker.building.site import Site, open_ops, open_own_device, open_site
 from quire.services.worker.building.steps import Steps, build_steps
+from quire.services.worker.building.tiers import open_tiers
 from quire.services.worker.building.wanted import WantedReplica, read_wanted
+from quire.services.worker.engine.orders import Orders
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.kv_transfer.pages import Pages
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.loading.broadcast.weights_groups import WeightsGroups
@@ -26,17 +30,13 @@ from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from quire.services.worker.models.registry import check_config, find_encoder
 from quire.services.worker.offload.disk_store import NOBODY, DiskObserver
-from quire.services.worker.offload.open_tiers import open_tiers
-from quire.services.worker.orders import Orders
 from quire.services.worker.ranks.seat import ALONE, Seat
-from quire.services.worker.replica import Replica
 from quire.services.worker.runner.expert_load import ExpertLoad
 from quire.services.worker.runner.profiling import rehearse_steps
 from quire.services.worker.runner.step_cost import CostModel
 from quire.services.worker.sleep.sleeper import Sleeper
 from quire.services.worker.spec_decode.drafter import Drafter
 from quire.services.worker.spec_decode.open_speculation import start_speculation
-from quire.services.worker.spec_decode.rehearsal import rehearse
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.structured.backends import chosen

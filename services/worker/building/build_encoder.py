@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from quire.kernels import Ops
-from quire.services.worker import limits
 from quire.services.worker.device.device import Device, choose_dtype
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.heads.late_interaction import LateComparer
 from quire.services.worker.heads.sentence_head import SentenceHead
 from quire.services.worker.heads.whole_pooling import WholePoolingHead
-from quire.services.worker.kv.layout import KVLayout
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.kv_layout import KVLayout
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.models.registry import read_encoder_config
-from quire.services.worker.replica import Replica
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.step.slots import SlotTable
@@ -65,7 +65,7 @@ def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLim
     longest = min(config.max_positions, sentence.max_seq_length if sentence and sentence.max_seq_length else 1 << 30)
     if settings.max_model_len:
         longest = config.max_positions  # asked for: up to what the model can
-    wanted = limits.from_settings(settings, longest)
+    wanted = worker_limits.from_settings(settings, longest)
     layout = KVLayout((KVGroup(NOTHING, tuple(range(config.num_layers))),))
     wanted = replace(wanted, layout=layout, num_blocks=NUM_BLOCKS)
     if wanted.max_num_batched_tokens >= wanted.max_model_len:

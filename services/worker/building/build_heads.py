@@ -12,7 +12,7 @@ from quire.services.worker.heads.pooling import PoolingHead
 from quire.services.worker.heads.prompt_logprobs import PromptLogprobsHead
 from quire.services.worker.heads.sentence_head import SentenceHead
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.sampling import logits_processors

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.services.worker import limits
 from quire.services.worker.building.model import Loaded
 from quire.services.worker.building.site import Site
 from quire.services.worker.building.steps import Steps
 from quire.services.worker.building.wanted import WantedReplica
 from quire.services.worker.kv import kv_cache, kv_memory
 from quire.services.worker.kv.kv_cache import LayerCache
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models import taped
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.taped import TapedModel
@@ -68,7 +68,7 @@ def record_steps(wanted: WantedReplica, site: Site, loaded: Loaded, steps: Steps
 
 
 def _fitting(settings: WorkerSettings, wanted: WorkerLimits, num_blocks: int) -> WorkerLimits:
-    fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
+    fitting = worker_limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < wanted.max_model_len:
         log.warning(
             "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len

@@ -10,8 +10,8 @@ from pathlib import Path
 from quire.services.worker.building.site import Site
 from quire.services.worker.building.wanted import WantedReplica
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
-from quire.services.worker.kv.layout import KVLayout
 from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.loader import Loader

@@ -11,16 +11,15 @@ from quire import kernels
 from quire.services.worker.attention.backends import choose_attention
 from quire.services.worker.attention.exchanged import Exchanged
 from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.building import experts
+from quire.services.worker.building.checks import batch_invariance, state_blocks
 from quire.services.worker.building.wanted import WantedReplica
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
-from quire.services.worker.kv import state_blocks
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.open_adapters import open_adapters
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.runner import batch_invariance
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings
 
@@ -84,7 +83,8 @@ def _place(settings: WorkerSettings, wanted: WantedReplica, device: Device, seat
     num_copies = experts.num_copies(settings, wanted.config, seat)
     dtype = choose_dtype(settings.dtype, wanted.config.dtype, device)
     ops = open_ops(settings, device, seat)
-    quantization = choose_quantization(settings.quantization, wanted.config.quantization, device)
+    stored = wanted.config.quantization
+    quantization = choose_quantization(settings.quantization, "" if stored is None else stored.method, device)
     own, overlaps = settings.own_sums, settings.overlaps_sums
     shard, stage, context = seat.join(device.torch_device, own_sums=own, overlaps=overlaps)
     shard = replace(
@@ -99,7 +99,7 @@ def _place(settings: WorkerSettings, wanted: WantedReplica, device: Device, seat
         device.torch_device,
         quantization,
         settings.batch_invariant,
-        wanted.config.quantization,
+        stored,
         shard,
         open_adapters(settings, ops, dtype, device, wanted.limits),
         stage,

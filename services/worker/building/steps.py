@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from quire.services.worker.building.build_heads import build_heads
+from quire.services.worker.building.checks import state_blocks
+from quire.services.worker.building.graph_maker import GraphMaker
 from quire.services.worker.building.model import Loaded
 from quire.services.worker.building.site import Site
 from quire.services.worker.building.wanted import WantedReplica
-from quire.services.worker.graphs.build_graphs import GraphMaker
 from quire.services.worker.heads.heads import Heads
-from quire.services.worker.kv import state_blocks
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.runner.pipeline import runner_stage

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.worker import limits
 from quire.services.worker.attention.backends import block_size_for
-from quire.services.worker.kv.layout import KVLayout
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.building.checks import stages
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.kv_layout import KVLayout
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.models.loading.output_heads import settle_head
 from quire.services.worker.models.registry import find_model, read_model_config
-from quire.services.worker.ranks import staged
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.spec_decode.config import SpeculativeConfig, tree_of
 from quire.services.worker.spec_decode.open_speculation import read_drafting
@@ -42,11 +42,11 @@ def read_wanted(settings: WorkerSettings, values: dict[str, Any], seat: Seat) ->
         config = settle_head(config, Path(settings.model))
     drafting = read_drafting(settings, config)
     block_size = block_size_for(settings, config, has_trees=tree_of(drafting) is not None)
-    asked = limits.from_settings(settings, config.max_positions, block_size)
+    asked = worker_limits.from_settings(settings, config.max_positions, block_size)
     asked = replace(
         asked,
         layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=seat.stages),
         num_micro_batches=seat.stages,
     )
-    staged.check(settings, family, seat)
+    stages.check(settings, family, seat)
     return WantedReplica(family, config, drafting, asked)

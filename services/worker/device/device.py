@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from quire.services.worker.layers.quantization.port import CheckpointQuantization
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -84,12 +83,13 @@ def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dt
     return KV_DTYPES[wanted]
 
 
-def choose_quantization(wanted: str, checkpoint: CheckpointQuantization | None, device: Device) -> str:
-    """What is to be done at load."""
+def choose_quantization(wanted: str, checkpoint: str, device: Device) -> str:
+    """Returns what is done to weights at load; `checkpoint`: the method that the checkpoint is quantized with, "" for
+    floats. Raises InvalidArgument."""
     if wanted != "none":
-        if checkpoint is not None:
+        if checkpoint:
             raise InvalidArgument(
-                f"quantization: {wanted} is for checkpoints of floats; this one is quantized ({checkpoint.method}) and "
+                f"quantization: {wanted} is for checkpoints of floats; this one is quantized ({checkpoint}) and "
                 "needs no setting",
                 field="quantization",
             )

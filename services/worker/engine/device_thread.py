@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from quire.services.worker.engine.device_work import Command, DeviceWork, Outlet
+from quire.services.worker.engine.replica import Occupancy, Replica
 from quire.services.worker.engine.replies import Replies, as_failure
 from quire.services.worker.ranks.group import RankGroup
-from quire.services.worker.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.logs import logger

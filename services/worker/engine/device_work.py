@@ -8,7 +8,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.services.worker.flight import StepInFlight
+from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.engine.orders import REPEATABLE, undoing
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.kv_transfer.orders import (
@@ -19,10 +21,8 @@ from quire.services.worker.kv_transfer.orders import (
     ReadBlocks,
     WriteBlocks,
 )
-from quire.services.worker.lora.peft_folder import PeftFolder
-from quire.services.worker.orders import REPEATABLE, undoing
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.ranks.group import RankFailure, RankGroup
-from quire.services.worker.replica import Replica
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.structured.compile_pool import CompilePool

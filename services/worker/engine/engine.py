@@ -31,21 +31,21 @@ from quire.services.worker.engine.device_work import (
     ResultReceiver,
     ShareGrammar,
 )
+from quire.services.worker.engine.orders import BESIDE_STEPS
 from quire.services.worker.engine.outcomes import Outcomes
+from quire.services.worker.engine.replica import Occupancy, Replica
 from quire.services.worker.engine.replies import Replies, as_failure, set_exception
+from quire.services.worker.host.background import Background
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.orders import PageOrder
-from quire.services.worker.lora.folders import AdapterFolders
-from quire.services.worker.lora.peft_folder import PeftFolder
-from quire.services.worker.lora.reader import AdapterReader
-from quire.services.worker.orders import BESIDE_STEPS
+from quire.services.worker.lora.peft.folders import AdapterFolders
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
+from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from quire.services.worker.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.services.worker.structured.background import Background
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto

@@ -19,10 +19,11 @@ from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.device.staging import Array, Staging, aligned, as_words
 from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from quire.services.worker.graphs.step_edges import FED, SlotMemory
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.graphs.step_edges import FED
+from quire.services.worker.layers.forward_batch import ForwardBatch
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32

@@ -20,9 +20,10 @@ from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from quire.services.worker.graphs.row_facts import RowFacts, RowWatch
 from quire.services.worker.graphs.shared_prefixes import PrefixTiles
-from quire.services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
+from quire.services.worker.graphs.step_edges import FED, DecodeColumns
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 

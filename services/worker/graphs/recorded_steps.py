@@ -10,9 +10,9 @@ from torch import Tensor
 
 from quire.services.worker.graphs.cuda_graph import Recorder, Recording, Work
 from quire.services.worker.graphs.step_edges import StepEdges
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.step_rows import StepRows
 from quire.services.worker.sampling.choice import BoundChoice, PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.step_value import step_value

@@ -18,12 +18,13 @@ from quire.services.worker.device.staging import Array, Staging, aligned
 from quire.services.worker.graphs.cuda_graph import Recorder
 from quire.services.worker.graphs.decode_graphs import fitting
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedStage, RecordedStep
-from quire.services.worker.graphs.step_edges import SlotMemory, StepEdges
+from quire.services.worker.graphs.step_edges import StepEdges
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.single_row import SingleRowProgram
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.step_inputs import StepInputs
 
 

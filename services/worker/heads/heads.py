@@ -13,7 +13,7 @@ from quire.services.worker.device.staging import Staging
 from quire.services.worker.heads.late_interaction import LateComparer
 from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
 from quire.services.worker.heads.sampling import SamplingHead
-from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.step_inputs import StepInputs

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array
-from quire.services.worker.sampling.component import SlotState
+from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array, upload
-from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.sampling.logprobs import RowLogprobs, SlotLogprobs, entries, named_or_best
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.graphs.step_edges import SlotMemory
 from quire.services.worker.sampling.accept import Choose, accept, choose_coupled
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.sampler import Plain, Sampled, Sampler
-from quire.services.worker.spec_decode.drafts import DraftRows
-from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN
+from quire.services.worker.step.drafts.drafts import DraftRows
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import StepInputs
 

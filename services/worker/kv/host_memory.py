@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.services.worker.device.staging import upload
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
-from quire.services.worker.offload.page_names import names_of
+from quire.services.worker.kv.page_names import names_of
 from quire.services.worker.step.plan_violation import require
 from quire.shared import columns
 from quire.shared.columns import U32

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.reference.attention.kv_dtype import as_bytes
 from quire.services.worker.device.staging import upload
 from quire.services.worker.kv.kv_memory import BlockShape
-from quire.services.worker.kv.layout import KVLayout
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.services.worker.attention.port import AttentionSpec
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 

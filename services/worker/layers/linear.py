@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.quantization.parts import QuantizedParts, scheme_of
-from quire.services.worker.layers.rooms import take_away
 from quire.services.worker.layers.sharding import portion
+from quire.services.worker.layers.storage import deallocate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class DenseParts:
         self._bias: Tensor | None = place.empty(total) if bias else None
         self._destinations = tuple(self._views())
         if quantization != "none":
-            take_away(self._weight)  # it has memory while its layer is loaded (models/loading/rooms.py)
+            deallocate(self._weight)  # it has memory while its layer is loaded (models/loading/layer_storage.py)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._destinations
@@ -188,9 +188,9 @@ class Linear:
         if self.adapters is not None:
             self.adapters.finish()
 
-    def leave_parts(self, *, left: bool = True) -> None:
-        """From now on results are a rank's part of a sum, which the caller adds up; or the sum, if none are `left`."""
-        self._adds_up = self._is_partial and not left
+    def defer_all_reduce(self, *, deferred: bool = True) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up, or the whole sum again."""
+        self._adds_up = self._is_partial and not deferred
 
     def _adapters_of(self, adapters: NumberedAdapters, shape: LayerShape) -> LinearAdapters | None:
         return adapters.of_linear(shape, self._product)

@@ -19,8 +19,8 @@ from quire.kernels.reference.low_rank import AdaptedRows
 from quire.services.worker.device.staging import Staging, upload
 from quire.services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
 from quire.services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
-from quire.services.worker.lora.peft_folder import PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
 from quire.services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
 from quire.services.worker.lora.vocabulary_adapters import EmbeddingAdapters, HeadAdapters, VocabularyAdapters
 from quire.services.worker.lora.weight_norms import Product
@@ -28,7 +28,7 @@ from quire.shared.errors import InvalidArgument, ResourceExhausted
 from quire.shared.models.adapter_contents import AdapterId
 
 if TYPE_CHECKING:
-    from quire.services.worker.limits import WorkerLimits
+    from quire.services.worker.limits.worker_limits import WorkerLimits
     from quire.services.worker.step.admission import SlotAdmission
     from quire.services.worker.step.slots import Rows
     from quire.services.worker.step.step_inputs import StepInputs

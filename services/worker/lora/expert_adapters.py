@@ -11,8 +11,8 @@ from quire.kernels import Ops
 from quire.kernels.reference.low_rank import ExpertAdditions, LowRankAddition
 from quire.services.worker.lora.expert_stacks import ExpertSizes
 from quire.services.worker.lora.linear_adapters import AdaptedProjection, AdapterRoom, LayerShape
-from quire.services.worker.lora.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
 from quire.services.worker.lora.step_rows import StepRows
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.services.worker.lora.peft_folder import DOWN, GATE_UP, ExpertStack, LowRank
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import DOWN, GATE_UP, ExpertStack, LowRank
+from quire.services.worker.lora.peft.peft_scales import refusal
 
 TURNED = (0, 19)  # PEFT's first version of which A is multiplied with a parameter's last dimension
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 from quire.kernels import Ops
 from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from quire.services.worker.lora.base_copies import probes
-from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
 from quire.services.worker.lora.step_rows import StepRows
 from quire.services.worker.lora.weight_norms import Product, WeightNorms
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.lora.base_copies import probes
-from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
 
 WEIGHT = ".weight"
 HEAD = "lm_head"

@@ -9,14 +9,14 @@ import torch
 from quire.kernels import Ops
 from quire.services.worker.device.device import Device
 from quire.services.worker.device.staging import staging_for
-from quire.services.worker.limits import WorkerLimits
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.lora.folders import AdapterFolders
 from quire.services.worker.lora.linear_adapters import AdapterRoom
-from quire.services.worker.lora.peft_folder import DamagedAdapter, PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
-from quire.services.worker.lora.reader import AdapterReader
+from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.lora.peft.folders import AdapterFolders
+from quire.services.worker.lora.peft.peft_folder import DamagedAdapter, PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
+from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.models import model_identity

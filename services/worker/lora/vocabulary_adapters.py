@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.lora.linear_adapters import LayerShape, LinearAdapters
-from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
-from quire.services.worker.lora.peft_scales import refusal
+from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft.peft_scales import refusal
 
 
 class VocabularyAdapters(LinearAdapters):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.classifier import Classifier
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.models.left_sums import leave_sums
+from quire.services.worker.models.deferred_all_reduce import defer_all_reduces
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from quire.kernels.reference.low_rank import AdaptedRows
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 TIED_HEAD = "lm_head.weight"
 
@@ -134,7 +134,7 @@ class CausalLM(ABC):
         self.cos_sin: Tensor = tables[config.rope]
         ropes = config.ropes or (config.rope,) * config.num_layers
         self._collectives = place.shard.collectives
-        self._leave_sums()
+        self._defer_all_reduces()
         self._finished: set[int] = set()  # places of layers, while weights are loaded
         self._rotations = [tables[ropes[index]] for index in self.here]
 
@@ -220,12 +220,12 @@ class CausalLM(ABC):
             text = "speculative_config: its drafts need what layers read, and here these lie in stages"
             raise InvalidArgument(text, field="speculative_config")
         self.kept_layers = layers
-        self._leave_sums()
+        self._defer_all_reduces()
 
-    def _leave_sums(self) -> None:
+    def _defer_all_reduces(self) -> None:
         """A stage before others hands on the residual stream, and has no norm behind its last layer."""
         ends = (self.norm,) if self.stage.is_last else ()
-        leave_sums((*self.layers, *ends), self.kept_layers, self._collectives)
+        defer_all_reduces((*self.layers, *ends), self.kept_layers, self._collectives)
 
     @property
     def hidden_width(self) -> int:

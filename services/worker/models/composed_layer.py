@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, Loadable
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class ComposedLayer(ABC):

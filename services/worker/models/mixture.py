@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.latent_attention import LatentAttention
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.experts import SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.feed_forward.quantized_experts import experts_of
 from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
 
@@ -46,13 +46,13 @@ class MixtureLayer(LlamaLayer):
             stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
             experts = self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         super().__init__(index, config, backend, place, attention=attention, experts=experts)
-        self._leave_sums(place)
+        self._defer_all_reduces(place)
 
-    def _leave_sums(self, place: LayerPlacement) -> None:
+    def _defer_all_reduces(self, place: LayerPlacement) -> None:
         """To experts whose rows go from rank to rank."""
         if self.experts is not None and self.experts.dispatches:
-            self._attention.leave_parts()
-            self._middle_norm.take_parts(place.shard.collectives)
+            self._attention.defer_all_reduce()
+            self._middle_norm.complete_all_reduce(place.shard.collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         if self.experts is None or not self.experts.dispatches:

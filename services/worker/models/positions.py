@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.services.worker.attention.port import AttentionBackend
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement
     from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class LearnedPositions(CausalLM):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
-    from quire.services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.layers.forward_batch import ForwardBatch
 
 
 class PrenormLayer(ComposedLayer):

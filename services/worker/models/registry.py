@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.class_defaults import with_defaults
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.size_bounds import check_sizes
 from quire.services.worker.models.encoders.encoder import EncoderModel

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from quire.kernels.routing import Routing
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
     from quire.services.worker.lora.linear_adapters import LinearAdapters
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from quire.kernels.reference.low_rank import AdaptedRows
 from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM, joined
-from quire.services.worker.step.forward_batch import ForwardBatch
 
 PACKAGE = "quire.kernels.cpu"
 SEES_ALL = -1  # of a tree's mask

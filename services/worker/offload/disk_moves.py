@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.services.worker.offload.page_names import names_of
+from quire.services.worker.kv.page_names import names_of
 from quire.services.worker.step.plan_violation import require
 from quire.shared import columns
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

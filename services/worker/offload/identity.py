@@ -6,11 +6,10 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire.services.worker.models.loading.loader import FILES
 from quire.shared.logs import logger
 
 log = logger("worker.offload")
@@ -26,10 +25,10 @@ def identity_of(layout: bytes, weights: str, **facts: object) -> tuple[bytes, Ma
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest(), told
 
 
-def weights_digest(folder: Path, memo: Path) -> str:
-    """SHA-256 of all weights in a model's folder. Reading them takes about as long as loading them does, so what was
-    found is noted in the file `memo`, for files that have not changed since."""
-    files = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+def weights_digest(folder: Path, patterns: Sequence[str], memo: Path) -> str:
+    """Returns the SHA-256 of the files in a model's folder that match one of `patterns`. Reading them takes about as
+    long as loading them does, so what was found is noted in the file `memo`, for files that have not changed since."""
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not files:  # whatever the model is read from is unknown here: no later life finds what this one keeps
         log.warning("no files of weights are known: KV is not kept over restarts", folder=str(folder))
         return secrets.token_hex(32)

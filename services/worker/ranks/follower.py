@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import torch
 
-from quire.services.worker.flight import StepInFlight
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.ranks.grammars import FollowedGrammars
 from quire.services.worker.ranks.ring import RingReader
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
-from quire.services.worker.replica import Replica
 from quire.shared import logs
 from quire.shared.errors import QuireError
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -33,11 +32,31 @@ MOST_IN_FLIGHT = 2
 EXIT_ORPHANED = 4
 
 
+class FollowedReplica(Protocol):
+    """A rank's part of the replica (engine/replica.py). Steps are whatever its launch() gives and record() takes."""
+
+    def waits_before(self, plan: pb.StepPlan) -> bool: ...
+
+    def launch(self, plan: pb.StepPlan) -> Any: ...
+
+    def settle(self) -> None: ...
+
+    def record(self, flight: Any, output: Any) -> None: ...
+
+    def rest(self) -> object: ...
+
+    def move(self, order: pb.Transfer) -> Moving: ...
+
+    def obey(self, order: pb.DeviceOrder) -> None: ...
+
+    def forget_cache(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankReplica:
     """What a rank is made of."""
 
-    replica: Replica
+    replica: FollowedReplica
     grammars: FollowedGrammars
     synchronous: bool = True  # launches return when they are done
     in_first_stage: bool = True
@@ -96,7 +115,7 @@ class Follower:
         self._lines, self._replica, self._grammars = lines, part.replica, part.grammars
         self._in_first_stage = part.in_first_stage
         self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
-        self._flights: deque[StepInFlight] = deque()
+        self._flights: deque[Any] = deque()  # as the replica launched them
         self._moves: dict[int, Moving] = {}  # of blocks, by transfer, that rank 0 has not done yet
 
     def follow(self) -> None:

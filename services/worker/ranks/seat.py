@@ -13,8 +13,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from quire.services.worker.layers.context import ALL_TOKENS, Context
 from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.layers.stages import ALL_LAYERS, Stage
+from quire.services.worker.ranks.collectives.together import Together
 from quire.services.worker.ranks.link import open_link
-from quire.services.worker.ranks.together import Together
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEETING = timedelta(minutes=10)  # a rank may have to be started on another host

@@ -18,13 +18,13 @@ from quire.services.worker.step.token_shares import TokenShares, share_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire.services.worker.graphs.step_edges import SlotMemory
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.context import Context, Peers
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.lora.adapters import NumberedAdapters
     from quire.services.worker.runner.step_batches import StepBatches
     from quire.services.worker.sampling.sampler import Sampled
-    from quire.services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.step.slot_memory import SlotMemory
     from quire.services.worker.step.slots import NewBlocks
     from quire.services.worker.step.step_inputs import StepInputs
     from quire.shared.columns import I32

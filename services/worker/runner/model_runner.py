@@ -23,12 +23,12 @@ from quire.services.worker.graphs.chunk_graphs import ChunkGraphs
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import ReadyStep, StepGraphs
 from quire.services.worker.graphs.stage_graphs import SampleGraphs
-from quire.services.worker.graphs.step_edges import SlotMemory
 from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.heads.port import HeadLaunch
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.pages_ahead import PagesAhead
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.runner.context_parallel import ContextParallel
 from quire.services.worker.runner.output import Launch
@@ -37,7 +37,7 @@ from quire.services.worker.runner.step_batches import StepBatches, Uploaded
 from quire.services.worker.sampling.sampler import Sampled, Sampler
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.step.text_marks import TextMarks

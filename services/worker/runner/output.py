@@ -15,8 +15,8 @@ from quire.services.worker.device.step_timer import StepTimer, Timings
 from quire.services.worker.heads.features import Features
 from quire.services.worker.heads.port import HeadAnswer, HeadLaunch
 from quire.services.worker.sampling.sampler import Sampled
-from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows
-from quire.services.worker.spec_decode.trees.tree_rows import Moved
+from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
+from quire.services.worker.step.drafts.tree_rows import Moved
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 from quire.shared.errors import QuireError

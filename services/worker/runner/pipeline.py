@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from quire.services.worker.device.staging import Staging
     from quire.services.worker.graphs.recorded_steps import ReadyStep
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.stages import ReturningStates, Stage
     from quire.services.worker.models.causal_lm import CausalLM
-    from quire.services.worker.step.forward_batch import ForwardBatch
     from quire.services.worker.step.slots import Rows
     from quire.services.worker.step.step_inputs import StepInputs
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.step.admission import SlotAdmission
-from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import Lags
 from quire.services.worker.step.slots import NO_BLOCKS
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import InvalidArgument, QuireError

@@ -11,11 +11,11 @@ from torch import Tensor
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.device.device import Device
 from quire.services.worker.device.staging import Staging, upload
-from quire.services.worker.graphs.step_edges import SlotMemory
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.lora.adapters import NumberedAdapters
-from quire.services.worker.step.drafted_states import drafted_states
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.drafts.drafted_states import drafted_states
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.step.text_marks import TextMarks

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
+from quire.services.worker.sampling.rejection import keep_or_draw
 from quire.services.worker.sampling.sampler import Ready
-from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows
-from quire.services.worker.spec_decode.rejection import keep_or_draw
-from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, TreeRows
+from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, TreeRows
 
 Choose = Callable[[Ready, DraftRows], Tensor]
 

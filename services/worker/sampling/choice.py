@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.vocabulary.columns import ChoiceColumns
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission

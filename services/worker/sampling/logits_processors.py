@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import Bound, Positions
+from quire.services.worker.sampling.features.component import Bound, Positions
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows

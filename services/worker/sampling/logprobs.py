@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
-from quire.services.worker.sampling.component import check_token_ids
+from quire.services.worker.sampling.features.component import check_token_ids
 from quire.services.worker.sampling.logprobs_mode import LogprobsMode
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from quire.kernels import Ops
-from quire.services.worker.sampling.allowed_token_ids import AllowedTokenIds
-from quire.services.worker.sampling.bad_words import BadWords
 from quire.services.worker.sampling.choice import FEW, BoundChoice, SlotChoice
-from quire.services.worker.sampling.component import Bound, Component, Positions, SlotState
-from quire.services.worker.sampling.logit_bias import LogitBias
+from quire.services.worker.sampling.features.allowed_token_ids import AllowedTokenIds
+from quire.services.worker.sampling.features.bad_words import BadWords
+from quire.services.worker.sampling.features.component import Bound, Component, Positions, SlotState
+from quire.services.worker.sampling.features.grammar_masks import BoundGrammarMasks, GrammarMasks
+from quire.services.worker.sampling.features.logit_bias import LogitBias
+from quire.services.worker.sampling.features.min_tokens import MinTokens
+from quire.services.worker.sampling.features.penalties import Penalties
+from quire.services.worker.sampling.features.thinking_budget import ThinkingBudget
+from quire.services.worker.sampling.features.top_n_sigma import TopNSigma
 from quire.services.worker.sampling.logits_processors import LogitsProcessors, Make
 from quire.services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
 from quire.services.worker.sampling.logprobs_mode import LogprobsMode
-from quire.services.worker.sampling.min_tokens import MinTokens
-from quire.services.worker.sampling.penalties import Penalties
-from quire.services.worker.sampling.thinking_budget import ThinkingBudget
-from quire.services.worker.sampling.top_n_sigma import TopNSigma
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import NO_SLOTS, Rows
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.services.worker.structured.mask_maker import MaskedStep
-from quire.services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from quire.shared.errors import QuireError
 from quire.shared.step_value import step_value
 

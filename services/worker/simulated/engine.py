@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.services.worker.attach.attachment import Attachment
 from quire.services.worker.kv.held_blocks import HeldReport
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.simulated.timing import Timing
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.plan_violation import PlanViolation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from quire.services.worker import limits as worker_limits
 from quire.services.worker.attach import hello
 from quire.services.worker.attach.session import Attachments
+from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.sampling.sampler import Sampler

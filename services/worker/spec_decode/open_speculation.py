@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from quire.services.worker.heads.features import FeaturesHead
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.accept import CHOICES

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.services.worker.limits import WorkerLimits
-from quire.services.worker.spec_decode.drafts import Drafts
-from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.plan_violation import require
 from quire.services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
 from quire.shared import columns

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.spec_decode.agreement import Agreement
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.proposer import Proposer, Wanted
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Order, Rows, Step
 from quire.services.worker.step.steady import Steady
 from quire.services.worker.step.step_inputs import StepInputs

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.beam_moves import BeamMoves
-from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import Lags
 from quire.services.worker.step.plan_violation import require
 from quire.shared import columns
 from quire.shared.columns import I32, U32

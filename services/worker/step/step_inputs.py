@@ -8,9 +8,9 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
-from quire.services.worker.spec_decode.trees.tree_rows import TreeRows
-from quire.services.worker.step.drafted_states import Lags
+from quire.services.worker.step.drafts.drafted_states import Lags
+from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
+from quire.services.worker.step.drafts.tree_rows import TreeRows
 from quire.services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from quire.shared.columns import I32
 from quire.shared.step_value import step_value

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.services.worker.structured.background import Background
+from quire.services.worker.host.background import Background
 from quire.services.worker.structured.port import Grammar, GrammarBackend
 from quire.shared.errors import Internal, InvalidArgument, QuireError
 from quire.shared.logs import logger

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.services.worker.host.background import Background
 from quire.services.worker.step.slots import Rows
-from quire.services.worker.structured.background import Background
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.services.worker.structured.constrained import MASK_BITS, Constrained
 from quire.services.worker.structured.fair_filler import FairFiller

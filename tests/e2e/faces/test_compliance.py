@@ -7,11 +7,13 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from quire.cluster import Cluster
+from tests.e2e.conftest import running_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +69,13 @@ SUITES = (
         options=("--auth-header", "x-api-key", "--no-bearer", "-H", "anthropic-version:2023-06-01"),
     ),
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Answers do not depend on the batch they are computed in, so none runs on to its `max_tokens` by chance."""
+    with running_cluster(worker={"num_blocks": 2000, "batch_invariant": True}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

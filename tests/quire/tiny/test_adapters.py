@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.bundled import ADAPTERS, FOLDER
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 
 
 @pytest.mark.parametrize("name", ["json", "pirate"])

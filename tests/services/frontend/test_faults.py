@@ -76,7 +76,7 @@ GIVES_BACK = frozenset(
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
-ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/composition/", "/directory/", "/http/protocol.py")
+ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/composition/", "/directory/", "/http/server/protocol.py")
 
 Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
 

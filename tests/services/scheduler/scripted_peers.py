@@ -225,14 +225,18 @@ class WorkerPeer:
             pid=1,
             model=MODEL,
             layout=layout(self.limits.block_size),
-            num_blocks=self.limits.num_blocks,
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
-            weights=self.has_weights,
-            asleep=self.asleep,
-            sleep_level=self.sleep_level,
-            stages_beside_steps=self.stages_beside_steps,
+            kv_cache=worker_pb2.KVCache(num_blocks=self.limits.num_blocks),
+            limits=worker_pb2.StepLimits(
+                max_num_seqs=self.limits.max_num_seqs,
+                max_num_batched_tokens=self.limits.max_num_batched_tokens,
+                max_model_len=self.limits.max_model_len,
+            ),
+            weights_state=worker_pb2.WeightsState(
+                weights=self.has_weights,
+                asleep=self.asleep,
+                sleep_level=self.sleep_level,
+                stages_beside_steps=self.stages_beside_steps,
+            ),
         )
         hello.MergeFrom(self.hello)
         return hello

@@ -322,7 +322,9 @@ async def test_a_worker_that_attaches_again_ends_its_old_session(start: Start) -
 async def test_blocks_that_a_worker_kept_are_hit_at_once(start: Start) -> None:
     bench = await start()
     hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(PROMPTS[0]), 4)
-    kept = worker_pb2.WorkerHello(held_block_ids=columns.u32_bytes([5, 9]), held_block_hashes=b"".join(hashes))
+    kept = worker_pb2.WorkerHello(
+        held=worker_pb2.HeldBlocks(block_ids=columns.u32_bytes([5, 9]), block_hashes=b"".join(hashes))
+    )
     worker = WorkerPeer(bench.address, LIMITS, hello=kept)
     bench.tasks.append(asyncio.ensure_future(worker.run()))
     await worker.attached.wait()
@@ -407,39 +409,56 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         (worker_pb2.WorkerHello(layout=layout(8)), "layout.block_size: the cluster has 4, worker w1 has 8"),
         (worker_pb2.WorkerHello(layout=model_pb2.BlockLayout(hash_scheme="md5")), "layout.hash_scheme"),
         (
-            worker_pb2.WorkerHello(logprobs_mode="raw_logits"),
+            worker_pb2.WorkerHello(sampling=worker_pb2.SamplingSupport(logprobs_mode="raw_logits")),
             "logprobs_mode: the cluster has raw_logprobs, .*raw_logits",
         ),
         (
-            worker_pb2.WorkerHello(structured_output_backends=["xgrammar", "outlines-core"]),
+            worker_pb2.WorkerHello(
+                sampling=worker_pb2.SamplingSupport(structured_output_backends=["xgrammar", "outlines-core"])
+            ),
             "structured_output_backends: the cluster has llguidance, worker w1 has xgrammar, outlines-core",
         ),
         (
-            worker_pb2.WorkerHello(kv_groups=[{"full": {}}, {"window": {"length": 64}}]),
+            worker_pb2.WorkerHello(kv_cache=worker_pb2.KVCache(groups=[{"full": {}}, {"window": {"length": 64}}])),
             r"kv_groups: the cluster has \[full\], worker w1 has \[full, window\(64\)\]",
         ),
-        (worker_pb2.WorkerHello(kv_groups=[{"state": {}}]), r"kv_groups\[0\].state.num_bytes: worker w1 has 0"),
-        (worker_pb2.WorkerHello(held_block_groups=b"1234"), "held_block_groups: worker w1 sent 4 bytes for 0 blocks"),
         (
-            worker_pb2.WorkerHello(held_place_groups=b"12345678"),
+            worker_pb2.WorkerHello(kv_cache=worker_pb2.KVCache(groups=[{"state": {}}])),
+            r"kv_groups\[0\].state.num_bytes: worker w1 has 0",
+        ),
+        (
+            worker_pb2.WorkerHello(held=worker_pb2.HeldBlocks(block_groups=b"1234")),
+            "held_block_groups: worker w1 sent 4 bytes for 0 blocks",
+        ),
+        (
+            worker_pb2.WorkerHello(held=worker_pb2.HeldBlocks(host_place_groups=b"12345678")),
             "held_place_groups: worker w1 sent 8 bytes for 0 blocks",
         ),
         (
             worker_pb2.WorkerHello(
-                num_host_blocks=2,
-                held_place_ids=bytes(4),
-                held_place_hashes=bytes(32),
-                held_place_groups=b"\1\0\0\0",
+                kv_cache=worker_pb2.KVCache(num_host_blocks=2),
+                held=worker_pb2.HeldBlocks(
+                    host_place_ids=bytes(4), host_place_hashes=bytes(32), host_place_groups=b"\1\0\0\0"
+                ),
             ),
             "held_place_groups: worker w1 has 1 groups, and sent 1",
         ),
-        (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
-        (worker_pb2.WorkerHello(weights_digest=b"short"), "weights_digest: worker w1 sent 5 bytes; 32 are a digest"),
         (
-            worker_pb2.WorkerHello(adapters=["a"], adapter_digests=b"short"),
+            worker_pb2.WorkerHello(sampling=worker_pb2.SamplingSupport(batch_invariant=True)),
+            "batch_invariant: the cluster has off, worker w1 has on",
+        ),
+        (
+            worker_pb2.WorkerHello(weights_state=worker_pb2.WeightsState(weights_digest=b"short")),
+            "weights_digest: worker w1 sent 5 bytes; 32 are a digest",
+        ),
+        (
+            worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=b"short")),
             "adapter_digests: worker w1 sent 5 bytes of digests for 1 adapters",
         ),
-        (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
+        (
+            worker_pb2.WorkerHello(limits=worker_pb2.StepLimits(max_num_batched_tokens=7)),
+            "max_num_batched_tokens: worker w1 has 7, needs at least 8",
+        ),
     ],
 )
 async def test_a_worker_that_does_not_fit_is_told_both_sides(
@@ -461,7 +480,10 @@ async def test_a_worker_that_comes_back_with_another_configuration_is_told_what_
         await bench.worker(id="w0", hello=other)
 
 
-ONES, TWOS = (worker_pb2.WorkerHello(weights_digest=bytes([digit]) * 32) for digit in (0x11, 0x22))
+ONES, TWOS = (
+    worker_pb2.WorkerHello(weights_state=worker_pb2.WeightsState(weights_digest=bytes([digit]) * 32))
+    for digit in (0x11, 0x22)
+)
 OTHER_WEIGHTS = "weights: worker w1 has 222222222222, worker w0 has 111111111111, under the same config.json"
 
 
@@ -521,8 +543,10 @@ async def test_where_all_are_to_have_other_weights_it_does_not_matter_with_which
 
 async def test_an_adapter_of_another_content_is_another_adapter(start: Start) -> None:
     bench = await start()
-    await bench.worker(id="w0", hello=worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=b"x" * 64))
-    other = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=b"x" * 32 + b"y" * 32)
+    await bench.worker(
+        id="w0", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=b"x" * 64))
+    )
+    other = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=b"x" * 32 + b"y" * 32))
     with pytest.raises(grpc.aio.AioRpcError, match="adapters: 'b' has another content: the cluster has 78"):
         await bench.worker(id="w1", hello=other)
 

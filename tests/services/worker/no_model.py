@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quire.services.worker.replica import Replica
+from quire.services.worker.engine.replica import Replica
 
 Choose = Callable[[int], torch.Tensor]  # a token for each of so many rows
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
@@ -12,6 +11,7 @@ from quire.services.frontend.openai_edge.answers.message_parts import delta_of, 
 from quire.services.frontend.openai_edge.answers.metrics import metrics
 from quire.services.frontend.openai_edge.answers.prompt_logprobs import prompt_logprobs
 from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 

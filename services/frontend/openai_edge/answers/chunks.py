@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.format import BodyFormat
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.shared.errors import QuireError
 
 DONE = b"data: [DONE]\n\n"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.services.frontend.generation.delta import SampleDelta, TokenLogprobs
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, completion_logprobs
 from quire.services.frontend.openai_edge.answers.metrics import metrics
 from quire.services.frontend.openai_edge.answers.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
 from quire.services.frontend.openai_edge.answers.prompt_only import FULL
 from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import TokenLogprobs
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 

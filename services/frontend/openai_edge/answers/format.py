@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.output_processor.delta import SampleDelta
+from quire.services.frontend.request.outcome import Finish
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 from quire.shared.version import VERSION

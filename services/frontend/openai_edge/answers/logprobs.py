@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from quire.services.frontend.generation.delta import TokenLogprobs
+from quire.services.frontend.request.outcome import TokenLogprobs
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 LEAST = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity

@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
 from quire.services.frontend.openai_edge.errors import as_response
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.shared.columns import f32
 from quire.shared.errors import QuireError
 

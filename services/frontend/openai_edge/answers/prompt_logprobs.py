@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.services.frontend.generation.delta import TokenLogprobs
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, as_json, completion_logprobs
+from quire.services.frontend.request.outcome import TokenLogprobs
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], start: int, texts: TokenTexts) -> list[dict[str, Any] | None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import CatalogueEntry
-from quire.services.frontend.generation.delta import Finish
-from quire.services.frontend.generation.generation import Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.catalogue import CatalogueEntry
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.openai_edge.answers.chunks import DONE, event
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.request.outcome import Finish
 from quire.services.frontend.request.request import Request
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
 

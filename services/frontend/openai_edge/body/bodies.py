@@ -17,17 +17,17 @@ from pydantic import (
     model_validator,
 )
 
-from quire.services.frontend.bounds.extra_body import opened
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.model_field import ModelField
-from quire.services.frontend.http.nested_fields import Shape, check_models, check_objects
-from quire.services.frontend.http.optional_fields import Flag
-from quire.services.frontend.http.plain_fields import PlainFields
-from quire.services.frontend.http.ranges import exactly_one, given
-from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import HARMLESS, refuse_not_offered
-from quire.services.frontend.input_processor.other_samplers import SAMPLERS
-from quire.services.frontend.input_processor.pooling import POOLERS
+from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.model_field import ModelField
+from quire.services.frontend.http.fields.nested_fields import Shape, check_models, check_objects
+from quire.services.frontend.http.fields.optional_fields import Flag
+from quire.services.frontend.http.fields.plain_fields import PlainFields
+from quire.services.frontend.http.fields.ranges import exactly_one, given
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.pooling.pooling import POOLERS
+from quire.services.frontend.input_processor.sampling.not_offered import HARMLESS, refuse_not_offered
+from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
 from quire.services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.said import (
@@ -65,7 +65,7 @@ PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
 
 def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Ids of a large body (bounds/long_ids.py)."""
+    """Ids of a large body (bounds/bodies/long_ids.py)."""
     return value if isinstance(value, array) else check(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.http.nested_fields import Shape
+from quire.services.frontend.http.fields.nested_fields import Shape
 
 CALLED = Shape(frozenset({"name", "arguments"}))
 CALL = Shape(frozenset({"id", "type", "index", "function", "custom"}), {"function": CALLED})

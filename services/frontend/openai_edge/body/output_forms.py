@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.http.ranges import exactly_one
+from quire.services.frontend.http.fields.ranges import exactly_one
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 

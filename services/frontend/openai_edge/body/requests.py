@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.input_processor import sampling_rules
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking, tools
 from quire.services.frontend.openai_edge.body.bodies import (
     ChatBatchBody,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.http.ranges import Schema, needs
+from quire.services.frontend.http.fields.ranges import Schema, needs
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

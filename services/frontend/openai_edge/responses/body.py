@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quire.services.frontend.bounds.extra_body import opened
-from quire.services.frontend.http.known_fields import described
-from quire.services.frontend.http.model_field import ModelField
-from quire.services.frontend.http.nested_fields import check_models, check_objects
-from quire.services.frontend.http.optional_fields import Flag
-from quire.services.frontend.http.plain_fields import PlainFields
-from quire.services.frontend.http.ranges import needs
-from quire.services.frontend.http.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.not_offered import refuse_not_offered
-from quire.services.frontend.input_processor.other_samplers import SAMPLERS
+from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.known_fields import described
+from quire.services.frontend.http.fields.model_field import ModelField
+from quire.services.frontend.http.fields.nested_fields import check_models, check_objects
+from quire.services.frontend.http.fields.optional_fields import Flag
+from quire.services.frontend.http.fields.plain_fields import PlainFields
+from quire.services.frontend.http.fields.ranges import needs
+from quire.services.frontend.http.fields.unknown_fields import UnknownFields
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.said import FUNCTION
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta
-from quire.services.frontend.generation.generation import Generation, Usage
+from quire.services.frontend.calls.measured import Usage
+from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
@@ -22,7 +22,9 @@ from quire.services.frontend.openai_edge.responses.store import ResponseStore, S
 from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
 from quire.services.frontend.openai_edge.responses.turns import Item
 from quire.services.frontend.output_processor.answer_parser import Part
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.parsing.events import Content
+from quire.services.frontend.request.outcome import Finish
 from quire.services.frontend.request.request import Sampling
 from quire.shared.errors import QuireError, transport
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quire.services.frontend.http import plain_fields
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.input_processor import prompt_limits, sampling_rules
+from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
 from quire.services.frontend.openai_edge.body.logits_processors import logits_processors

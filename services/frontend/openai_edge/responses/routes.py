@@ -11,7 +11,7 @@ from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer

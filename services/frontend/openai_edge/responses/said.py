@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.frontend.http.ranges import Schema
+from quire.services.frontend.http.fields.ranges import Schema
 
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "summary_text": "text", "refusal": "refusal"}
 ROLES = ("user", "assistant", "system", "developer")

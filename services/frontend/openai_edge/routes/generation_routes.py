@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.services.frontend.catalogue import Catalogue, CatalogueEntry
+from quire.services.frontend.generation.catalogue import Catalogue, CatalogueEntry
 from quire.services.frontend.http.router import Router
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.shared.errors import Unimplemented
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, TensorHeads, WeightsPiece
@@ -79,7 +79,7 @@ class LeaveGroupBody(BaseModel):
 
 
 class OperationRoutes:
-    """Who may call them is seen to before (http/middleware.py: OperatorGuard)."""
+    """Who may call them is seen to before (http/middleware/guards.py: OperatorGuard)."""
 
     def __init__(
         self,

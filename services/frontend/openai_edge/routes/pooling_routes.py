@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
 from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor import pooling
+from quire.services.frontend.input_processor.pooling import pooling
+from quire.services.frontend.input_processor.pooling.scoring import Scoring
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.input_processor.scoring import Scoring
 from quire.services.frontend.openai_edge.answers.pooling_formats import (
     ClassifyFormat,
     EmbeddingFormat,

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.catalogue import Catalogue
+from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.input_processor.processor import InputProcessor

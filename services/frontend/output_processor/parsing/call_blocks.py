@@ -112,7 +112,10 @@ def close(
     if not called:
         return True
     yield from scan.skip_space()
-    if ends and not (yield from scan.try_text(*ends)) and not (yield from scan.breaks_off(*ends, *starts)):
+    if not ends:
+        if starts:
+            yield from scan.breaks_off(*starts)
+    elif not (yield from scan.try_text(*ends)) and not (yield from scan.breaks_off(*ends, *starts)):
         writer.no_markup()
         return False
     yield from scan.skip_space()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
@@ -9,18 +10,36 @@ from quire.services.frontend.output_processor.parsing.formats import ReasoningFo
 from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
-Frame = tuple[str, str]
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Markup around the content."""
+
+    starts: tuple[str, ...]  # the one of them that comes
+    end: str
+    may_be_open: bool = False  # the end belongs to the markup without a start as well, which the prompt may hold
+    end_marker: Markers = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end_marker", Markers(self.end))
+
+
+def framed(start: str, end: str) -> Frame:
+    return Frame((start,), end)
 
 
 def delimited(
-    starts: str | tuple[str, ...], ends: str | tuple[str, ...], *, frame: Frame | None = None
+    starts: str | tuple[str, ...],
+    ends: str | tuple[str, ...],
+    *,
+    frame: Frame | None = None,
+    end_alone: bool = False,
 ) -> ReasoningFormat:
     """A start that stands elsewhere is content: an answer may talk about it. A call ends reasoning as well.
 
-    `frame`: markup around the content."""
+    `end_alone`: models begin answers without reasoning with its end."""
     starts = (starts,) if isinstance(starts, str) else starts
     ends = (ends,) if isinstance(ends, str) else ends
-    frame_end = Markers(frame[1]) if frame else None
 
     def read(scan: Scanner, writer: EventWriter, is_open: bool, calls: CallProbe) -> Steps[None]:
         yield from scan.skip_space()
@@ -28,15 +47,26 @@ def delimited(
             yield from _skip_and_settle(scan)
             yield from _reasoning(scan, writer, _markers(ends, calls.starts), calls)
             yield from _skip_and_settle(scan)
-        if frame and frame_end and (yield from scan.try_text(frame[0])):
+        elif end_alone and (yield from scan.try_text(*ends)):
             yield from _skip_and_settle(scan)
-            yield from scan.until(frame_end, writer.content)
-            yield from _skip_and_settle(scan)
+        if frame is not None:
+            yield from _framed(scan, writer, frame)
         writer.no_markup()
         while (yield from scan.peek()):
             writer.content(scan.rest())
 
-    return ReasoningFormat(read, (*starts, *ends, *(frame or ())), starts, ends)
+    tokens = (*starts, *ends) if frame is None else (*starts, *ends, *frame.starts, frame.end)
+    return ReasoningFormat(read, tokens, starts, ends)
+
+
+def _framed(scan: Scanner, writer: EventWriter, frame: Frame) -> Steps[None]:
+    if frame.starts and (yield from scan.try_text(*frame.starts)):
+        yield from _skip_and_settle(scan)
+    elif not frame.may_be_open:
+        return
+    writer.no_markup()
+    yield from scan.until(frame.end_marker, writer.content)
+    yield from _skip_and_settle(scan)
 
 
 @lru_cache(64)

@@ -1,7 +1,6 @@
 """Which parsers fit a chat template: by the markup that it writes itself for conversations with calls or reasoning.
 
-The first row counts whose texts are all there. NONE is for families whose calls no parser here reads: their markup has
-another family's, whose parser would find nothing.
+The first row counts whose texts are all there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ Rows = tuple[tuple[tuple[str, ...], str], ...]
 
 TOOLS: Rows = (
     (("<|channel|>", "<|start|>"), "openai"),
-    (("]<]minimax[>[",), NONE),  # MiniMax M3: a mark in front of each tag, parameters as nested tags
+    (("]<]minimax[>[",), "minimax_m3"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<|tool_call:begin|>", "<|tool_call:args|>"), "solar_open"),
     (("｜DSML｜tool_calls",), "deepseek_v4"),
     (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
     (("｜DSML｜",), "deepseek_v32"),
@@ -33,7 +34,9 @@ TOOLS: Rows = (
     (("<|/tool|>",), "phi4_mini_json"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<function_calls>",), "olmo3"),
+    (("<tool_sep", "<arg_key"), "hy_v3"),
     (("<arg_key>",), "glm45"),
+    (('<function name="', '<param name="'), "minicpm5"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<TOOLCALL>",), "nemotron_json"),
     (("<|role_sep|>", "<|message_sep|>"), "gigachat3"),
@@ -41,13 +44,19 @@ TOOLS: Rows = (
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
     (("<|python_start|>",), "llama4_pythonic"),
-    (("<function=", "<|python_tag|>"), NONE),  # Functionary 3.1: JSON in a function's tag
+    ((">>>all",), "functionary_v32"),
+    (("<function=", "<|python_tag|>"), "functionary_v31"),
     (("<|python_tag|>",), "llama3_json"),
     (("<|start_header_id|>ipython", '"parameters": '), "llama3_json"),
 )
 REASONING: Rows = (
     (("<|channel|>", "<|start|>"), "openai_gptoss"),
     (("[THINK]",), "mistral"),
+    (("<mm:think>",), "minimax_m3"),
+    (("<|open|>", "<|close|>", "think"), "kimi_k3"),
+    (("<|think|>", "<|tool_call:begin|>"), "solar_open"),
+    (("<tool_sep", "<arg_key", "<think"), "hy_v3"),
+    (("[BEGIN FINAL RESPONSE]",), "apriel"),
     (("<seed:think>",), "seed_oss"),
     (("<|START_THINKING|>",), "cohere_command3"),
     (("<|channel>thought",), "gemma4"),

@@ -46,14 +46,14 @@ def no_padding(_text: str, _start: int, end: int) -> int:
 class Tags:
     """The texts of a format. Names stand between `function` and `named`, `parameter` and one of `keyed`."""
 
-    block: str
-    block_end: str
     function: str
     named: str
     function_end: str
     parameter: str
     keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
     parameter_end: str
+    blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; the first is what models have to write
+    literal: tuple[str, str] | tuple[()] = ()  # around a value that holds markup itself
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
     bare_functions: bool = False  # a block for each
@@ -64,10 +64,18 @@ class Tags:
         padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
         ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
         object.__setattr__(self, "value_ends", ends)
-        starts = (self.block, self.function)  # the block's tag is sometimes missing or misspelled
+        starts = (*self.block_starts, self.function)  # the block's tag is sometimes missing or misspelled
         inner_ends = (self.parameter_end, self.function_end)
-        markup = CallMarkup(starts, (self.block_end,), self.fillers, inner_ends, (self.parameter,), self._scraps())
+        markup = CallMarkup(starts, self.block_ends, self.fillers, inner_ends, (self.parameter,), self._scraps())
         object.__setattr__(self, "markup", markup)
+
+    @property
+    def block_starts(self) -> tuple[str, ...]:
+        return tuple(start for start, _ in self.blocks)
+
+    @property
+    def block_ends(self) -> tuple[str, ...]:
+        return tuple(end for _, end in self.blocks)
 
     def _scraps(self) -> re.Pattern[str]:
         keyed = "|".join(map(re.escape, sorted(self.keyed, key=len, reverse=True)))
@@ -75,17 +83,17 @@ class Tags:
             rf"{re.escape(self.function)}{NAME.pattern}(?:{re.escape(self.named)})?",
             rf"{re.escape(self.parameter)}{NAME.pattern}(?:{keyed})?",
         )
-        return re.compile("|".join((*opening, *map(re.escape, self.fillers))))
+        return re.compile("|".join((*opening, *map(re.escape, (*self.fillers, *self.literal)))))
 
     @property
     def after_parameter(self) -> tuple[str, ...]:
         """What may follow a parameter's end."""
-        return (self.parameter, *dict.fromkeys((self.function_end, self.block_end, *self.markup.starts)))
+        return (self.parameter, *dict.fromkeys((self.function_end, *self.block_ends, *self.markup.starts)))
 
     @property
     def after_function(self) -> tuple[str, ...]:
         """What may follow a function's end."""
-        return (self.function, self.block_end, self.block, *self.fillers)
+        return (self.function, *self.block_ends, *self.block_starts, *self.fillers)
 
 
 def tagged(tags: Tags, *tokens: str) -> ToolFormat:
@@ -107,9 +115,12 @@ def _wording(tags: Tags) -> Wording:
         string_parameter=f"{tags.parameter}KEY{closes.get(STRING, closes[None])}{line}",
     )
     call = text_parameters(texts)
+    if not tags.blocks:
+        return Wording(call)
+    start, end = tags.blocks[0]
     if tags.bare_functions:  # a block for each
-        return Wording(lambda tool: sequence(f"{tags.block}\n", call(tool), f"\n{tags.block_end}"))
-    return Wording(call, before=f"{tags.block}\n", after=f"\n{tags.block_end}")
+        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"))
+    return Wording(call, before=f"{start}\n", after=f"\n{end}")
 
 
 class _Reading:
@@ -126,7 +137,7 @@ class _Reading:
 
     def _functions(self, start: str) -> Steps[None]:
         """From behind a block's or a function's start on."""
-        if start == self._tags.block:
+        if start != self._tags.function:
             yield from self._skip()
             yield from self._scan.expect(self._tags.function)
         more = self._tags.function
@@ -167,7 +178,7 @@ class _Reading:
     def _comes_parameter(self) -> Steps[bool]:
         """False at the end, the function's of which is read."""
         found = yield from self._scan.try_text(self._tags.function_end)
-        if found or (yield from self._scan.comes(self._tags.block_end)):
+        if found or (self._tags.blocks and (yield from self._scan.comes(*self._tags.block_ends))):
             return False
         if not (yield from self._scan.comes("<")):
             raise Malformed
@@ -176,11 +187,26 @@ class _Reading:
     def _parameter(self, arguments: TypedArguments) -> Steps[None]:
         key = yield from self._name()
         types = self._tags.keyed[(yield from self._scan.expect(*self._tags.keyed))]
+        if self._tags.literal and (yield from self._scan.try_text(self._tags.literal[0])):
+            yield from self._literal(arguments, key, types)
+            return
         if self._tags.on_lines:
             yield from self._scan.try_text("\n")
         found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
         if found != self._tags.parameter_end:
             self._scan.at -= len(found)
+
+    def _literal(self, arguments: TypedArguments, key: str, types: Types) -> Steps[None]:
+        """A value of which an end of a parameter or function is part, up to the end of the literal."""
+        end = Markers(self._tags.literal[-1], padding=no_padding)
+        yield from arguments.parameter(key, types, end, self._ends_literal)
+        yield from self._scan.skip_space()
+        yield from self._scan.try_text(self._tags.parameter_end)
+
+    def _ends_literal(self, _marker: str) -> Steps[bool]:
+        yield from self._scan.skip_space()
+        followed = yield from self._scan.comes(self._tags.parameter_end, *self._tags.after_parameter)
+        return followed or not (yield from self._scan.peek())
 
     def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
         """A parameter that stands in a tag of its name; any other tag that is whole is left unread."""

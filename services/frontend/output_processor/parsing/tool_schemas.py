@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quire.services.frontend.request.request import Tool
 
 DEEPEST_REFERENCE = 16
 ANYTHING = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+BRANCHES = ("anyOf", "oneOf", "allOf")
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPart:
+    """A schema within a tool's, and the tool's, which its references mean."""
+
+    schema: Any
+    root: Mapping[str, Any]
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON types that a value may have; all of them where nothing says."""
+        return _types(self.schema, self.root, 0) or ANYTHING
+
+    def inner(self, name: str) -> SchemaPart:
+        """The schema of an object's member or a list's items."""
+        for schema in _alternatives(self.schema, self.root, 0):
+            properties = schema.get("properties")
+            if isinstance(properties, Mapping) and name in properties:
+                return SchemaPart(properties[name], self.root)
+        for schema in _alternatives(self.schema, self.root, 0):
+            for keyword in ("items", "additionalProperties"):
+                if isinstance(found := schema.get(keyword), Mapping):
+                    return SchemaPart(found, self.root)
+        return SchemaPart({}, self.root)
 
 
 class ToolSchemas:
@@ -20,6 +47,10 @@ class ToolSchemas:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tools
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tools)
 
     def parameters(self, tool: str) -> list[str]:
         """Their names, in the order of the schema."""
@@ -32,11 +63,26 @@ class ToolSchemas:
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types that the parameter may have; all of them where nothing says."""
+        return self.part(tool, parameter).types
+
+    def part(self, tool: str, parameter: str) -> SchemaPart:
         found = self._tools.get(tool)
         root = found.parameters if found is not None else {}
         properties = root.get("properties")
-        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-        return _types(schema, root, 0) or ANYTHING
+        return SchemaPart(properties.get(parameter) if isinstance(properties, Mapping) else None, root)
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
+    """Yields the schemas that say something of a value: this one, the one it refers to, its branches."""
+    if not isinstance(schema, Mapping) or depth > DEEPEST_REFERENCE:
+        return
+    yield schema
+    if isinstance(schema.get("$ref"), str):
+        yield from _alternatives(_referenced(schema["$ref"], root), root, depth + 1)
+    for keyword in BRANCHES:
+        if isinstance(branches := schema.get(keyword), list):
+            for branch in branches:
+                yield from _alternatives(branch, root, depth + 1)
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
@@ -58,7 +104,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def _of_branches(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    for keyword in ("anyOf", "oneOf", "allOf"):
+    for keyword in BRANCHES:
         if isinstance(branches := schema.get(keyword), list):
             return frozenset().union(*(_types(branch, root, depth + 1) or ANYTHING for branch in branches))
     return frozenset()

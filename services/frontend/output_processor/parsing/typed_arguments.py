@@ -41,10 +41,7 @@ class TypedArguments:
         they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
         if self._is_wrapper(name) and (yield from self._scan.comes("{")):
             return (yield from self._wrapped(markers, ends_here))
-        if not self.names:
-            self._out.begin("{")
-        self.names.add(name)
-        self._out.key(quoted(name))
+        self._begin(name)
         types = types or self._schemas.types(self._function, name)
         if types == STRING:
             found = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
@@ -54,6 +51,17 @@ class TypedArguments:
         found = yield from self._text(markers, ends_here, parts.append)
         self._out.scalar(as_json("".join(parts), types))
         return found
+
+    def add(self, name: str, value: str) -> None:
+        """Writes a value that is JSON already."""
+        self._begin(name)
+        self._out.scalar(value)
+
+    def _begin(self, name: str) -> None:
+        if not self.names:
+            self._out.begin("{")
+        self.names.add(name)
+        self._out.key(quoted(name))
 
     def may_begin(self, name: str) -> bool:
         """Whether the tool has a parameter of this name that has not come yet."""

@@ -24,6 +24,7 @@ class Wording:
     between: str = "\n"
     after: str = ""
     needs: str = ""  # a token that only some vocabularies of the family have
+    trigger: str = ""  # what calls begin with; empty: the format's first token
 
 
 def const(text: str) -> Json:
@@ -68,7 +69,7 @@ def json_arguments(begin: str, end: str, *, quote: bool = True) -> Callable[[Too
 
 @dataclass(frozen=True, slots=True)
 class ParameterTexts:
-    """Around a function and its parameters; NAME and KEY stand for what they say."""
+    """Around a function and its parameters; NAME, KEY and TYPE stand for what they say."""
 
     function: str
     function_end: str
@@ -77,8 +78,10 @@ class ParameterTexts:
     string_parameter: str = ""  # where strings are marked
 
     def begin(self, key: str, document: Any) -> str:
-        is_string = isinstance(document, dict) and document.get("type") == "string"
-        return ((is_string and self.string_parameter) or self.parameter).replace("KEY", key)
+        declared = document.get("type") if isinstance(document, dict) else None
+        text = (declared == "string" and self.string_parameter) or self.parameter
+        kind = "number" if declared == "integer" else declared if isinstance(declared, str) else "object"
+        return text.replace("TYPE", kind).replace("KEY", key)
 
 
 def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:

@@ -1,5 +1,5 @@
 """ERNIE 4.5: <think>…</think><response>…</response>"""
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import delimited, framed
 
-FORMAT = delimited("<think>", "</think>", frame=("<response>", "</response>"))
+FORMAT = delimited("<think>", "</think>", frame=framed("<response>", "</response>"))

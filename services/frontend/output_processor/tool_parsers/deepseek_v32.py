@@ -1,4 +1,4 @@
-"""DeepSeek V3.2; V4 calls the outer tag tool_calls:
+"""DeepSeek V3.2; V4 writes tool_calls as the outer tag, and either parser reads both:
 
 <｜DSML｜function_calls>
 <｜DSML｜invoke name="add">
@@ -14,10 +14,9 @@ from quire.services.frontend.output_processor.parsing.typed_arguments import STR
 MARK = "｜DSML｜"
 
 
-def _tags(block: str) -> Tags:
+def _tags(*blocks: str) -> Tags:
     return Tags(
-        block=f"<{MARK}{block}>",
-        block_end=f"</{MARK}{block}>",
+        blocks=tuple((f"<{MARK}{block}>", f"</{MARK}{block}>") for block in blocks),
         function=f'<{MARK}invoke name="',
         named='">',
         function_end=f"</{MARK}invoke>",
@@ -27,5 +26,5 @@ def _tags(block: str) -> Tags:
     )
 
 
-FORMAT = tagged(_tags("function_calls"), MARK)
-V4 = tagged(_tags("tool_calls"), MARK)
+FORMAT = tagged(_tags("function_calls", "tool_calls"), MARK)
+V4 = tagged(_tags("tool_calls", "function_calls"), MARK)

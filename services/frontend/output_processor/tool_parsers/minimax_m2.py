@@ -4,8 +4,7 @@ from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, 
 
 FORMAT = tagged(
     Tags(
-        block="<minimax:tool_call>",
-        block_end="</minimax:tool_call>",
+        blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
         function='<invoke name="',
         named='">',
         function_end="</invoke>",

@@ -13,8 +13,7 @@ from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, 
 
 FORMAT = tagged(
     Tags(
-        block="<tool_call>",
-        block_end="</tool_call>",
+        blocks=(("<tool_call>", "</tool_call>"),),
         function="<function=",
         named=">",
         function_end="</function>",

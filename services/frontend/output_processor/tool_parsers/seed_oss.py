@@ -4,8 +4,7 @@ from quire.services.frontend.output_processor.parsing.tagged_calls import Tags, 
 
 FORMAT = tagged(
     Tags(
-        block="<seed:tool_call>",
-        block_end="</seed:tool_call>",
+        blocks=(("<seed:tool_call>", "</seed:tool_call>"),),
         function="<function=",
         named=">",
         function_end="</function>",

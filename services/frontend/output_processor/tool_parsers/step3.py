@@ -7,8 +7,7 @@ BLOCK, BLOCK_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 FORMAT = tagged(
     Tags(
-        block=BLOCK,
-        block_end=BLOCK_END,
+        blocks=((BLOCK, BLOCK_END),),
         function='<steptml:invoke name="',
         named='">',
         function_end="</steptml:invoke>",

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class Sinks:
@@ -132,9 +132,9 @@ class Attention:
         """Of queries and keys, [head_dim] each; None where the model has none."""
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
-    def leave_parts(self) -> None:
-        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
-        self.output.leave_parts()
+    def defer_all_reduce(self) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up."""
+        self.output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

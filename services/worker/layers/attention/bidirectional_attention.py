@@ -10,9 +10,9 @@ from quire.services.worker.layers.linear import Linear, Projection
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement
     from quire.services.worker.models.encoders.encoder_config import EncoderConfig
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class BidirectionalAttention:

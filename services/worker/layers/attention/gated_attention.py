@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class GatedAttention(Attention):

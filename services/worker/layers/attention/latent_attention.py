@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata, LatentBackend
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
 
@@ -134,9 +134,9 @@ class LatentAttention:
         self._q_up.reorder((heads + behind(latent.still_dim)).flatten())
         self._kv_down.reorder(behind(latent.kv_rank))
 
-    def leave_parts(self) -> None:
-        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
-        self._output.leave_parts()
+    def defer_all_reduce(self) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up."""
+        self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

@@ -217,9 +217,9 @@ class SparseMLP:
         made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed, shared, gate, load, self._added)
         return self._shard.collectives.add_up(made) if self._adds_up else made
 
-    def leave_parts(self, *, left: bool = True) -> None:
-        """From now on what it gives is a rank's part of a sum; or the sum, if none are `left`."""
-        self._adds_up = not left
+    def defer_all_reduce(self, *, deferred: bool = True) -> None:
+        """Makes the output a rank's partial sum, or the whole sum again."""
+        self._adds_up = not deferred
 
     @property
     def dispatches(self) -> bool:

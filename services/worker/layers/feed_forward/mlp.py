@@ -85,8 +85,8 @@ class MLP:
         self.gate_up.finish()
         self.down.finish()
 
-    def leave_parts(self, *, left: bool = True) -> None:
-        self.down.leave_parts(left=left)
+    def defer_all_reduce(self, *, deferred: bool = True) -> None:
+        self.down.defer_all_reduce(deferred=deferred)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._gate(self.gate_up(x)))

@@ -41,8 +41,8 @@ class RMSNorm:
         if self._offset or self._scale != 1:
             self.weight.copy_((self.weight.float() + self._offset) * self._scale)
 
-    def take_parts(self, collectives: Collectives | None) -> None:
-        """From now on what comes beside a residual is a rank's part of a sum; None: all of it."""
+    def complete_all_reduce(self, collectives: Collectives | None) -> None:
+        """Sets what adds up the ranks' partial sums that come beside a residual; None: the input is whole."""
         self._collectives = collectives
 
     def behind_sum(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from quire.services.worker.models.config.config_file import refusal
+from quire.services.worker.layers.config_file import refusal
 from quire.shared.errors import InvalidArgument
 
 SECTION = "quantization_config"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from quire.services.worker.layers.quantization.fields import SECTION, Fields
 from quire.services.worker.layers.quantization.port import CheckpointQuantization
-from quire.services.worker.models.config.config_file import ConfigFile
 
 READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
     awq.METHOD: awq.read,

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.norm.rms_norm import RMSNorm
     from quire.services.worker.layers.placement import Destination, Loadable
     from quire.services.worker.layers.sharding import HeadShare, Shard
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class RecurrentLayer(ABC):
         for part in self._parts:
             part.finish()
 
-    def leave_parts(self) -> None:
-        """From now on what it gives is a rank's part of a sum, which the caller adds up."""
-        self._output.leave_parts()
+    def defer_all_reduce(self) -> None:
+        """Makes the output a rank's partial sum, which the caller adds up."""
+        self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

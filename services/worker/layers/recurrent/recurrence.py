@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.services.worker.attention.port import AttentionMetadata
-    from quire.services.worker.step.drafted_states import DraftedStates
-    from quire.services.worker.step.forward_batch import ForwardBatch
+    from quire.services.worker.layers.forward_batch import ForwardBatch
+    from quire.services.worker.step.drafts.drafted_states import DraftedStates
 
 Tensors = tuple["Tensor", ...]
 # Block tables, where rows begin (None: each has one token), their positions.

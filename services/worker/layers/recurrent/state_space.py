@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
     from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

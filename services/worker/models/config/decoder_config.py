@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.services.worker.layers.attention.latent_attention import LatentConfig
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.activation import SILU
 from quire.services.worker.layers.quantization.port import CheckpointQuantization
 from quire.services.worker.layers.quantization.registry import read_quantization
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.experts_config import ExpertsConfig
 from quire.services.worker.models.config.multipliers import Multipliers
 from quire.services.worker.models.config.rope_config import RopeConfig, max_positions, read_rope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.recurrent.state_space import SpaceScales
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 
 OF_FEED_FORWARD, OF_SPACE = 2, 5
 

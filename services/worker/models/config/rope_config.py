@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 EARLIER_NAMES = {"su": "longrope"}  # of Phi-3's first files

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.services.worker.models.config.config_file import refusal
+from quire.services.worker.layers.config_file import refusal
 
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS, MOST_POSITIONS = 4096, 1 << 20, 1 << 14, 1 << 30
 LAYERS, WIDTH, HEADS, POSITIONS = (1, MOST_LAYERS), (1, MOST_WIDTH), (1, MOST_HEADS), (1, MOST_POSITIONS)

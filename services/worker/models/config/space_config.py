@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 
 NO_LIMIT = [0.0, float("inf")]
 

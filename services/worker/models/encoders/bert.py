@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.bidirectional_attention import BidirectionalAttention
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.layers.pooled_classifier import PooledClassifier
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # trained for another task than embeddings
 TRANSFORM = tuple(f"transform.{name}" for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias"))

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
 
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
     from quire.services.worker.layers.pooled_classifier import PooledClassifier
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class EncoderLayer(Protocol):

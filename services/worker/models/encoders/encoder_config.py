@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.activation import KNOWN
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.rope_config import NO_ROPE, RopeConfig
 
 CLS, MEAN = "cls", "mean"

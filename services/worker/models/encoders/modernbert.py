@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.bidirectional_attention import BidirectionalAttention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.embedding import Embedding
 from quire.services.worker.layers.feed_forward.activation import gated
 from quire.services.worker.layers.linear import Linear, Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.layers.pooled_classifier import PooledClassifier
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.rope_config import RopeConfig, read_section
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import CLS, MEAN, EncoderConfig, read_activation, read_encoder
@@ -20,8 +20,8 @@ from quire.services.worker.models.encoders.encoder_config import CLS, MEAN, Enco
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias", "decoder.weight", "decoder.bias")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.pooled_classifier import PooledClassifier
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.encoders.bert import Bert
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.composed_layer import ComposedLayer
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE, read_rope
 from quire.services.worker.models.families.gemma3 import WINDOWED, read_kinds
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class CohereLayer(ComposedLayer):

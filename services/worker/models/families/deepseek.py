@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from quire.kernels.routing import Routing
 from quire.services.worker.attention.port import LatentBackend
 from quire.services.worker.layers.attention.latent_attention import LatentAttention, LatentConfig
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.config.rope_config import read_rope

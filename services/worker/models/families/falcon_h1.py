@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.linear import by_rows
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.composed_layer import ComposedLayer
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.multipliers import read_multiplier, read_multipliers
 from quire.services.worker.models.config.space_config import read_space
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.activation import GELU_TANH
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import RopeConfig
 from quire.services.worker.models.families.llama import LlamaForCausalLM

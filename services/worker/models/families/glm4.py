@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import read_rope
 from quire.services.worker.models.families.llama import LlamaForCausalLM

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.kernels.routing import Gate, Routing
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
 from quire.services.worker.layers.feed_forward.mxfp4 import GROUP, GROUP_BYTES
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.families.qwen2 import WINDOWED

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.experts import SparseMLP, place_of_shared
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.config.rope_config import NO_ROPE
@@ -55,7 +55,7 @@ class GraniteHybridLayer(MixtureLayer):
             whole = WholeExperts(f"{name}.{NAMES.module}", hidden, experts, place)
             self.experts = SparseMLP(f"{name}.{NAMES.module}", hidden, experts, place, whole, shared=shared)
         LlamaLayer.__init__(self, index, config, backend, place, attention=mixer, experts=self.experts or shared)
-        self._leave_sums(place)
+        self._defer_all_reduces(place)
 
 
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):

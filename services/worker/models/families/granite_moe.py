@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.kernels.routing import Routing
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.families.granite import GraniteForCausalLM

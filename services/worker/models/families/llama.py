@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.latent_attention import LatentAttention
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.experts import SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
@@ -15,7 +16,6 @@ from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement
     from quire.services.worker.layers.sharding import Collectives
     from quire.services.worker.models.single_row import RowKernels
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class LlamaLayer:
@@ -90,13 +90,13 @@ class LlamaLayer:
         self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
         self._mlp.run_row(kernels, residual, self._middle_norm)
 
-    def leave_parts(self, *, left: bool) -> bool:
-        left = left and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
-        self._mlp.leave_parts(left=left)
-        return left
+    def defer_all_reduce(self, *, deferred: bool) -> bool:
+        deferred = deferred and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
+        self._mlp.defer_all_reduce(deferred=deferred)
+        return deferred
 
-    def take_parts(self, collectives: Collectives | None) -> None:
-        self._input_norm.take_parts(collectives)
+    def complete_all_reduce(self, collectives: Collectives | None) -> None:
+        self._input_norm.complete_all_reduce(collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         return self._mlp(self._middle_norm(attended, residual))

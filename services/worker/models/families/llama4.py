@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.feed_forward.quantized_experts import QuantizedExperts, experts_of
 from quire.services.worker.layers.sharding import shifted
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.config.rope_config import NO_ROPE, read_rope
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 NAMES = ExpertNames(module="feed_forward", router="router")
 FULL, CHUNKED = "full_attention", "chunked_attention"

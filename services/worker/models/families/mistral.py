@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.families.llama import LlamaForCausalLM
 

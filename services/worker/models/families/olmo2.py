@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.norm.whole_norm import whole_norms
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.composed_layer import ComposedLayer
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class Olmo2Attention(Attention):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.routing import Routing
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.families.olmo2 import Olmo2Attention

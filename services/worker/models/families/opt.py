@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.activation import KNOWN
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.positions import LearnedPositions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.families.qwen2_moe import read_qwen_experts
 from quire.services.worker.models.families.qwen3 import Qwen3ForCausalLM

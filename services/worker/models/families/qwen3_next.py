@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.gated_attention import GatedAttention
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import read_rope
 from quire.services.worker.models.families.qwen2_moe import read_qwen_experts

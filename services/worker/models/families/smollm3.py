@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.services.worker.models.config.config_file import ConfigFile, refusal
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.families.llama import LlamaForCausalLM

@@ -20,8 +20,8 @@ from quire.services.worker.layers.placement import Destination, LoadableModel, L
 from quire.services.worker.layers.sharding import TensorPart
 from quire.services.worker.models.gguf import tensors as gguf
 from quire.services.worker.models.loading.copies import Copies, threads_for
+from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
-from quire.services.worker.models.loading.rooms import Rooms
 from quire.services.worker.models.loading.stored import StoredTensor, stored_tensors
 from quire.shared.errors import InvalidArgument
 
@@ -120,12 +120,12 @@ def _load(
 ) -> None:
     progress = progress or Progress()
     copies = Copies(num_threads, progress)
-    rooms = Rooms(model, copies.settle)
+    storage = LayerStorage(model, copies.settle)
 
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
-        rooms.open(covered)
+        storage.allocate(covered)
         _copy(name, source, destination, copies)
-        rooms.close(covered)
+        storage.release(covered)
 
     try:
         _place(model, sources, given, take, is_elsewhere, progress=progress)
@@ -186,16 +186,16 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
-    rooms = Rooms(model, lambda: None)
+    storage = LayerStorage(model, lambda: None)
     for position, (name, destination) in enumerate(destinations):
-        rooms.open((name,))
+        storage.allocate((name,))
         if not destination.is_floating_point():
             destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
         elif destination.dim() == 1:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
-        rooms.close((name,))
+        storage.release((name,))
     model.finish()
 
 

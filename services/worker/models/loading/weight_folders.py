@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.services.worker.allowed_folders import AllowedFolders
+from quire.services.worker.host.allowed_folders import AllowedFolders
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 

@@ -14,8 +14,8 @@ from transformers import AttentionInterface
 from quire.kernels import Ops
 from quire.services.worker.attention.port import AttentionBackend
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.errors import InvalidArgument
 
 _numbers = itertools.count()

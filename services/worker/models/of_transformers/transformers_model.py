@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.causal_lm import CausalLM, Layer
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.of_transformers import transformers_config
 from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from quire.kernels.reference.low_rank import AdaptedRows
     from quire.services.worker.attention.port import AttentionBackend
     from quire.services.worker.kv.kv_cache import LayerCache
+    from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, LayerPlacement
     from quire.services.worker.models.config.decoder_config import DecoderConfig
     from quire.services.worker.models.of_transformers.transformers_attention import PagedAttention
-    from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class TransformersCausalLM(CausalLM):

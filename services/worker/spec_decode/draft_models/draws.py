@@ -12,11 +12,11 @@ from torch import Tensor
 
 from quire.services.worker.device.staging import upload
 from quire.services.worker.sampling.choice import BoundChoice
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
+from quire.services.worker.sampling.rejection import DRAFT
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.drafts import Drafts
-from quire.services.worker.spec_decode.rejection import DRAFT
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 

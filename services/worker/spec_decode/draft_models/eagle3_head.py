@@ -18,16 +18,16 @@ from quire.services.worker.attention.port import AttentionBackend
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding
 from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.spec_decode.draft_models.eagle_head import read_head_decoder, refused
-from quire.services.worker.step.forward_batch import ForwardBatch
 
 NUM_STATES = 3
 LAYER, OTHER_LAYER = "midlayer", "layers.0"  # the second as vLLM calls it

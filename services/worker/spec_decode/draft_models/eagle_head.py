@@ -17,13 +17,13 @@ from quire.services.worker.attention.port import AttentionBackend
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.mlp import MLP
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.errors import InvalidArgument
 
 

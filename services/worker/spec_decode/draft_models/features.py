@@ -19,11 +19,11 @@ from quire.services.worker.spec_decode.draft_models.draws import Draws
 from quire.services.worker.spec_decode.draft_models.module_chain import FeatureDrafter, ModuleChain
 from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
 from quire.services.worker.spec_decode.drafter import DrafterWorker
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import Wanted
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree
 from quire.services.worker.spec_decode.trees.tree_draws import TreeDraws
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32

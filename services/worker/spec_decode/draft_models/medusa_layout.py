@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.spec_decode.config import MOST_TOKENS
 from quire.shared.errors import InvalidArgument
 

@@ -22,13 +22,13 @@ from quire.services.worker.device.staging import upload
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.kv_memory import BlockShape
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.spec_decode.draft_models.draws import Draws
 from quire.services.worker.spec_decode.draft_models.paged import Passes, spread
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.device.staging import upload
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.services.worker.step.slots import NewBlocks, Rows, SlotTable
 from quire.shared.columns import I32
 

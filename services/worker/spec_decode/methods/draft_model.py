@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from quire.services.worker.attention.backends import choose_attention
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import block_shape
 from quire.services.worker.models import taped
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.loading.output_heads import settle_head
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.services.worker.models.taped import TapedModel
@@ -23,9 +23,9 @@ from quire.services.worker.spec_decode.draft_models.draws import Draws
 from quire.services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
 from quire.services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import Wanted
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32

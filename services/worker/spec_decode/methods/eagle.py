@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from quire.services.worker.attention.backends import choose_attention
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.eagle_head import EagleHead, read_eagle
 from quire.services.worker.spec_decode.draft_models.features import FeatureProposer

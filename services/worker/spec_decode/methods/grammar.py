@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.sampling.features.grammar_masks import GrammarMasks
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.services.worker.structured.masks import GrammarMasks
 from quire.shared.columns import I32
 
 

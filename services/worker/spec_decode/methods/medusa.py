@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from quire.services.worker.device.staging import upload
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import OutputHead
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.config.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.draws import Draws
 from quire.services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import Wanted
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree
 from quire.services.worker.spec_decode.trees.tree_draws import TreeDraws
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from quire.services.worker.attention.backends import choose_attention
 from quire.services.worker.attention.port import AttentionBackend
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.mixture import MixtureLayer
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.eagle_head import TwoInputs
 from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.step.forward_batch import ForwardBatch
 
 
 class Mtp:

@@ -10,8 +10,8 @@ from quire.kernels import cpu
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.paged import spread
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 
 MOST_TOKENS = 2**19  # that are searched at a time, in some 0.3 ms

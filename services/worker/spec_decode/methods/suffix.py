@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared.columns import I32
 
 Places = npt.NDArray[np.intp]

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.worker.spec_decode.trees.tree_rows import ROOT, TreeRows
+from quire.services.worker.step.drafts.tree_rows import ROOT, TreeRows
 from quire.shared.columns import I32
 
 MOST_NODES = 62  # of a step: a mask has 64 bits, for a row and what it may see of its tree (kernels/reference)

@@ -13,9 +13,9 @@ from quire.services.worker.device.staging import upload
 from quire.services.worker.sampling.choice import BoundChoice
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.spec_decode.config import SpeculativeConfig
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree, TreeLevel, most_likely
-from quire.services.worker.spec_decode.trees.tree_rows import ROOT
+from quire.services.worker.step.drafts.drafts import Drafts
+from quire.services.worker.step.drafts.tree_rows import ROOT
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 

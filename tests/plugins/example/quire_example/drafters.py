@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
+from quire.services.worker.step.drafts.drafts import Drafts
 
 
 class SameAgain(HostProposer):

@@ -17,7 +17,8 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.services.frontend.bounds import counts, heavy, json_scan, wire_scan
+from quire.services.frontend.bounds import counts, wire_scan
+from quire.services.frontend.bounds.bodies import heavy, json_scan
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.tokenizer import encoder
 from quire.shared.errors import InvalidArgument

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.frontend.http.unknown_fields import OTHER
+from quire.services.frontend.http.fields.unknown_fields import OTHER
 from tests.coding_clients.replay import NAMES, load, replay
 from tests.services.frontend.talking import talking, talking_folder
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.http.protocol import CUT_SHORT, LARGE_HEADERS, NO_TUNNELS, TOO_MANY, TOO_SLOW
+from quire.services.frontend.http.server.protocol import CUT_SHORT, LARGE_HEADERS, NO_TUNNELS, TOO_MANY, TOO_SLOW
 from quire.services.frontend.request.model_names import no_model
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler

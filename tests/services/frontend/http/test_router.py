@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from quire.services.frontend.http import router
-from quire.services.frontend.http.documented import document
+from quire.services.frontend.http.document.documented import document
 from quire.services.frontend.http.router import LateRoute, Router
 from quire.shared.errors import InvalidArgument
 

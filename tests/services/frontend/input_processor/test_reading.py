@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from quire.services.frontend.input_processor.pooling.sentence_texts import ReadingModel, SentenceTexts
 from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
-from quire.services.frontend.input_processor.sentence_texts import ReadingModel, SentenceTexts
 from quire.services.frontend.request.request import (
     PairPrompt,
     Pooling,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.bounds.heavy import HEAVY_BYTES
+from quire.services.frontend.bounds.bodies.heavy import HEAVY_BYTES
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.speech import saying

@@ -12,7 +12,7 @@ import pytest
 
 from quire import AsyncClient, Client, batches
 from quire.refused_streams import answered
-from quire.services.frontend.grpc_edge import file_service
+from quire.services.frontend.grpc_edge.services import file_service
 from quire.shared.errors import (
     DeadlineExceeded,
     InvalidArgument,

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from quire.services.frontend.input_processor.scoring import Scoring, probabilities
+from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
 from quire.services.frontend.request.request import PairPrompt, TextPrompt
 from quire.shared.columns import f32_bytes
 from quire.shared.errors import InvalidArgument

@@ -27,18 +27,39 @@ TEMPLATES = [
         '\'"parameters": \' + arguments | tojson "<|start_header_id|>ipython<|end_header_id|>"',
     ),
     (
-        "none",  # Functionary 3.1
+        "functionary_v31",
         "none",
         "'<|python_tag|>' + code '<function=' + name + '>' + arguments | tojson + '</function>' "
         "'<|start_header_id|>ipython<|end_header_id|>'",
     ),
     (
-        "none",  # MiniMax M3
-        "none",
+        "minimax_m3",
+        "minimax_m3",
         "{% set mark = ']<]minimax[>[' %}{% set begin = mark ~ '<tool_call>' %}<mm:think> "
         "mark + '<invoke name=\"' + name + '\">'",
     ),
-    ("none", "none", "'<|open|>' + tag + '<|sep|>' open_tag('call', [('tool', name)]) open_tag('think')"),  # Kimi K3
+    (
+        "kimi_k3",
+        "kimi_k3",
+        "'<|open|>' + tag + '<|sep|>' '<|close|>' + tag open_tag('call', [('tool', name)]) open_tag('think')",
+    ),
+    ("functionary_v32", "none", "'>>>all\\n' + content '>>>' + name + '\\n' + arguments"),
+    (
+        "solar_open",
+        "solar_open",
+        "'<|think|>' + thought '<|tool_call:begin|>' + id + '<|tool_call:name|>' '<|tool_call:args|>'",
+    ),
+    (
+        "hy_v3",
+        "hy_v3",
+        "{% set mark = ':opensource' %}'<think{}>'.format(mark) '<tool_sep{}>'.format(mark) '<arg_key{}>'.format(mark)",
+    ),
+    ("hy_v3", "hy_v3", "'<tool_call>' + name + '<tool_sep>' '<arg_key>' '<think>'"),
+    (
+        "minicpm5",
+        "deepseek_r1",
+        "content.split('<tool_sep>') '<function name=\"' + name '<param name=\"' + key + '\">' '<think>\\n'",
+    ),
     ("none", "deepseek_r1", "'<|im_start|>assistant\\n' + '<think>\\n\\n</think>\\n' xml_tools"),  # SmolLM3
     ("nemotron_json", "deepseek_r1", "'<TOOLCALL>[' + calls + ']</TOOLCALL>' '<think>\\n'"),
     ("gigachat3", "none", "role_sep='<|role_sep|>\\n', message_sep='<|message_sep|>\\n\\n' 'function call'"),
@@ -51,8 +72,8 @@ TEMPLATES = [
     ("seed_oss", "seed_oss", "<seed:tool_call>\n<function=example> <parameter=x> <seed:think>"),
     ("granite", "granite", "start with <|tool_call|> ... after 'Here is my thought process:' and"),
     (
-        "jamba",  # Apriel, whose reasoning ends with [BEGIN FINAL RESPONSE]
-        "none",
+        "jamba",
+        "apriel",
         "'After explaining your thought process, provide the final solution: [BEGIN FINAL RESPONSE]' <tool_calls>",
     ),
     ("none", "none", "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"),

@@ -7,11 +7,12 @@ from collections.abc import Collection
 
 import pytest
 
-from quire.services.frontend.generation.delta import Finish, SampleDelta, TokenLogprobs
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.output_processor.sample import AT_END, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
+from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.request.request import Sampling
 from quire.services.frontend.scheduler_client.sequence import End
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer

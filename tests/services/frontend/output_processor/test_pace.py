@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.services.frontend.generation.delta import SampleDelta
 from quire.services.frontend.output_processor import pace
+from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.pace import ReaderPace
 from tests.waiting import loop_turns

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
     """That finds two adapters, and can load some."""
-    hello = worker_pb2.WorkerHello(max_adapters=fields.pop("room", 4))
+    hello = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(max_adapters=fields.pop("room", 4)))
     hello.MergeFrom(fields.pop("hello", worker_pb2.WorkerHello()))
     return await bench.worker(**{"id": f"w{number}", "hello": hello, "digests": {"one": ONE, "other": OTHER}, **fields})
 
@@ -134,7 +134,7 @@ async def test_what_makes_no_sense_is_refused(start: Start, request_: Any, code:
 
 async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
     bench = await start()
-    await bench.worker(hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await bench.worker(hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     for call in (load(bench, "b"), unload(bench)):
         with pytest.raises(grpc.aio.AioRpcError, match="lora_folders: the workers were started with none") as refused:
             await call
@@ -146,29 +146,31 @@ async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
 async def test_a_worker_that_comes_back_without_one_of_its_adapters_is_taken(start: Start) -> None:
     """Its file is damaged meanwhile: the model and the other adapters stay, and the lost one is not offered."""
     bench = await start()
-    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    both = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + OTHER))
     first = await bench.worker(hello=both)
     frontend = await bench.frontend()
     await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
     first.task.cancel()
     await until(lambda: frontend.view.num_workers == 0)
     await begin(frontend, 0, "b", OTHER)
-    await bench.worker(hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await bench.worker(hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     await until(lambda: offered(frontend) == {"a": ONE})
     await begin(frontend, 1)
     await frontend.ended(0, 1)
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
     assert not frontend.finished[1].HasField("error")
     with pytest.raises(grpc.aio.AioRpcError, match="'a' has another content"):
-        await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=OTHER))
+        await bench.worker(
+            id="w1", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=OTHER))
+        )
 
 
 async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: Start) -> None:
     """Of two workers that load none, one has left a damaged one out."""
     bench = await start()
-    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    both = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + OTHER))
     whole = await bench.worker(id="w0", hello=both)
-    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     frontend = await bench.frontend()
     await until(lambda: frontend.view.num_workers == 2)
     assert offered(frontend) == {"a": ONE, "b": OTHER}
@@ -182,10 +184,10 @@ async def test_sequences_go_where_their_adapter_is_and_unload_no_other(start: St
 async def test_a_worker_with_a_damaged_adapter_may_come_first(start: Start) -> None:
     """A scheduler that has just started knows no other: the next worker brings what the first left out."""
     bench = await start()
-    await bench.worker(id="w0", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await bench.worker(id="w0", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     frontend = await bench.frontend()
     await until(lambda: offered(frontend) == {"a": ONE})
-    both = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + OTHER)
+    both = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + OTHER))
     whole = await bench.worker(id="w1", hello=both)
     await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
     for stream in range(3):
@@ -194,13 +196,15 @@ async def test_a_worker_with_a_damaged_adapter_may_come_first(start: Start) -> N
     assert not any(end.HasField("error") for end in frontend.finished.values())
     assert whole.ordered == []
     with pytest.raises(grpc.aio.AioRpcError, match="'b' has another content: the cluster has"):
-        await bench.worker(id="w2", hello=worker_pb2.WorkerHello(adapters=["b"], adapter_digests=ONE))
+        await bench.worker(
+            id="w2", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["b"], digests=ONE))
+        )
 
 
 async def test_a_first_worker_without_any_adapter_refuses_none_of_the_next(start: Start) -> None:
     bench = await start()
     await bench.worker(id="w0")
-    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    await bench.worker(id="w1", hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     frontend = await bench.frontend()
     await until(lambda: offered(frontend) == {"a": ONE})
     await begin(frontend, 0, "a", ONE)
@@ -371,7 +375,9 @@ class Alone:
     sent: list[str] = field(default_factory=list)
     id: str = "w"
     leaving: bool = False
-    hello: worker_pb2.WorkerHello = field(default_factory=lambda: worker_pb2.WorkerHello(max_adapters=4))
+    hello: worker_pb2.WorkerHello = field(
+        default_factory=lambda: worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(max_adapters=4))
+    )
     core: Any = None
 
     def __post_init__(self) -> None:
@@ -418,8 +424,8 @@ async def test_what_is_unloaded_while_a_newcomer_loads_it_is_not_kept_there(star
 async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> None:
     """Who lacks some gets it."""
     bench = await start()
-    has = worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE, adapter_paths=["one"])
-    other = worker_pb2.WorkerHello(adapters=["b"], adapter_digests=OTHER, adapter_paths=["other"])
+    has = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE, paths=["one"]))
+    other = worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["b"], digests=OTHER, paths=["other"]))
     first, second = await worker(bench, 0, hello=has), await worker(bench, 1, hello=other)
     frontend = await bench.frontend()
     await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
@@ -435,7 +441,9 @@ async def test_a_worker_that_missed_what_happened_is_brought_up_to_date(start: S
     await load(bench, "b", "one")
     await unload(bench, "a")
     await load(bench, "b", "other", replace=True)
-    stale = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + ONE, adapter_paths=["one", "one"])
+    stale = worker_pb2.WorkerHello(
+        lora=worker_pb2.LoraAdapters(names=["a", "b"], digests=ONE + ONE, paths=["one", "one"])
+    )
     late = await worker(bench, 1, hello=stale)
     await until(lambda: sorted(late.ordered) == ["load b", "unload a", "unload b"])
     assert await listed(bench) == [("b", OTHER, 2, 0, False)]

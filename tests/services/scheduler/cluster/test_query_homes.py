@@ -28,7 +28,9 @@ def replica(name: str, num_query_vectors: int = 1000) -> Replica:
     sizes = {"num_blocks": 2, "max_model_len": STEP, "max_num_batched_tokens": STEP}
     limits = make_limits(kv_specs=(NOTHING,), num_query_vectors=num_query_vectors, **sizes)
     return Replica(
-        pb.WorkerHello(worker_id=name, max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=100)),
+        pb.WorkerHello(
+            worker_id=name, model=model_pb2.ModelIdentity(vocab_size=100), limits=pb.StepLimits(max_num_seqs=8)
+        ),
         1,
         Core(limits),
         send=lambda _: None,

@@ -23,7 +23,7 @@ from quire.shared.pb.scheduler.v1.scheduler_pb2 import LateQuery
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
-HELLO = pb.WorkerHello(max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=50))
+HELLO = pb.WorkerHello(model=model_pb2.ModelIdentity(vocab_size=50), limits=pb.StepLimits(max_num_seqs=8))
 ENDING = Flight(1, NO_SLOTS, NO_SLOTS.astype(np.int64), NO_SLOTS.astype(bool), {}, 9, 9, 0.0, ended={2: 5, 4: 6})
 
 

@@ -40,7 +40,10 @@ class Side:
         self.events: list[Events] = []
         self.soon: deque[Callable[[], None]] = deque()
         hello = worker_pb2.WorkerHello(
-            worker_id=name, kv_address=f"{name}:1", kv_layout=LAYOUT, kv_block_bytes=100, max_num_seqs=8, role=role
+            worker_id=name,
+            role=role,
+            kv_transfer=worker_pb2.KVTransferSource(address=f"{name}:1", layout=LAYOUT, block_bytes=100),
+            limits=worker_pb2.StepLimits(max_num_seqs=8),
         )
         self.replica = Replica(
             hello,

@@ -39,7 +39,8 @@ async def destroy(bench: Bench, **fields: Any) -> None:
 async def test_ranks_follow_each_other_by_the_names_of_workers(start: Start) -> None:
     bench = await start()
     peers = [
-        await worker(bench, n, hello=worker_pb2.WorkerHello(num_ranks=ranks)) for n, ranks in ((2, 0), (0, 2), (1, 3))
+        await worker(bench, n, hello=worker_pb2.WorkerHello(parallelism=worker_pb2.Parallelism(num_ranks=ranks)))
+        for n, ranks in ((2, 0), (0, 2), (1, 3))
     ]
     assert (await init(bench, rank_offset=2)).num_ranks == 6
     assert [peer.joins[0].first_rank for peer in peers] == [7, 2, 4]

@@ -32,7 +32,9 @@ class Loop:
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.replica = Replica(
-            pb.WorkerHello(worker_id="w0", max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=100)),
+            pb.WorkerHello(
+                worker_id="w0", model=model_pb2.ModelIdentity(vocab_size=100), limits=pb.StepLimits(max_num_seqs=8)
+            ),
             1,
             Core(make_limits(num_blocks=100, max_steps_in_flight=0, max_num_seqs=8)),
             send=self._send,

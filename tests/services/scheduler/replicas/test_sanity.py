@@ -50,23 +50,32 @@ async def refusal_of(running: Guarded, **hello: object) -> str:
 @pytest.mark.parametrize(
     ("hello", "text"),
     [
-        ({"num_blocks": 20_000_000}, "num_blocks: worker w0 has 20000000, the limit is 2097152"),
-        ({"num_blocks": 2**32 - 1}, "num_blocks: worker w0 has 4294967295, the limit is"),
-        ({"max_num_seqs": 2**31, "max_num_batched_tokens": 2**31}, "max_num_seqs: worker w0 has 2147483648, the limit"),
-        ({"max_num_batched_tokens": 2**31}, "max_num_batched_tokens: worker w0 has 2147483648, the limit"),
-        ({"max_model_len": 2**32 - 1}, "max_model_len: worker w0 has"),
-        ({"num_speculative_tokens": 10_000}, "num_speculative_tokens: worker w0 has 10000, the limit is 256"),
+        ({"kv_cache": {"num_blocks": 20_000_000}}, "num_blocks: worker w0 has 20000000, the limit is 2097152"),
+        ({"kv_cache": {"num_blocks": 2**32 - 1}}, "num_blocks: worker w0 has 4294967295, the limit is"),
+        (
+            {"limits": {"max_num_seqs": 2**31, "max_num_batched_tokens": 2**31}},
+            "max_num_seqs: worker w0 has 2147483648, the limit",
+        ),
+        ({"limits": {"max_num_batched_tokens": 2**31}}, "max_num_batched_tokens: worker w0 has 2147483648, the limit"),
+        ({"limits": {"max_model_len": 2**32 - 1}}, "max_model_len: worker w0 has"),
+        (
+            {"drafting": {"num_speculative_tokens": 10_000}},
+            "num_speculative_tokens: worker w0 has 10000, the limit is 256",
+        ),
         ({"layout": {"block_size": 2**31}}, "layout.block_size: worker w0 has 2147483648, the limit is 65536"),
         ({"worker_id": "w" * 100_000}, r"worker_id: 'w{40}' \(100000 characters\) is not a name"),
         ({"device": "d" * 300}, "device: "),
-        ({"held_block_ids": b"abc"}, "held_block_ids: 3 bytes of ids"),
-        ({"held_block_ids": bytes(4)}, "held_block_ids: 4 bytes of ids and 0 of hashes for worker w0's blocks"),
-        ({"held_block_ids": bytes(4), "held_block_hashes": bytes(32)}, "blocks are 1 to 63, and 0 to 0 were sent"),
-        ({"held_place_ids": bytes(4), "held_place_hashes": bytes(32)}, "worker w0's places, of which there are 0"),
-        ({"num_host_blocks": 1 << 31}, "num_host_blocks: worker w0 has 2147483648, the limit is 2097152"),
-        ({"held_block_ids": columns.u32_bytes([64]), "held_block_hashes": bytes(32)}, "and 64 to 64 were sent"),
+        ({"held": {"block_ids": b"abc"}}, "held_block_ids: 3 bytes of ids"),
+        ({"held": {"block_ids": bytes(4)}}, "held_block_ids: 4 bytes of ids and 0 of hashes for worker w0's blocks"),
+        ({"held": {"block_ids": bytes(4), "block_hashes": bytes(32)}}, "blocks are 1 to 63, and 0 to 0 were sent"),
         (
-            {"held_block_ids": bytes(4 * 100), "held_block_hashes": bytes(3200)},
+            {"held": {"host_place_ids": bytes(4), "host_place_hashes": bytes(32)}},
+            "worker w0's places, of which there are 0",
+        ),
+        ({"kv_cache": {"num_host_blocks": 1 << 31}}, "num_host_blocks: worker w0 has 2147483648, the limit is 2097152"),
+        ({"held": {"block_ids": columns.u32_bytes([64]), "block_hashes": bytes(32)}}, "and 64 to 64 were sent"),
+        (
+            {"held": {"block_ids": bytes(4 * 100), "block_hashes": bytes(3200)}},
             "3200 of hashes for worker w0's blocks, of which there are 63",
         ),
     ],
@@ -171,7 +180,12 @@ async def test_a_worker_that_never_gives_a_token_is_not_asked_for_ever(
     running: Guarded, monkeypatch: pytest.MonkeyPatch, num_drafts: int, text: str
 ) -> None:
     monkeypatch.setattr(result_checks, "MOST_STEPS_WITHOUT_TOKEN", 50)
-    liar = Silent(running.address, LIMITS, id="liar", hello=pb.WorkerHello(num_speculative_tokens=num_drafts))
+    liar = Silent(
+        running.address,
+        LIMITS,
+        id="liar",
+        hello=pb.WorkerHello(drafting=pb.Drafting(num_speculative_tokens=num_drafts)),
+    )
     task = asyncio.ensure_future(liar.run())
     await asyncio.wait_for(liar.attached.wait(), 60)
     frontend = FrontendPeer(running.address)

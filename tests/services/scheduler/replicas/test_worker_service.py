@@ -25,6 +25,7 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.prefix_index import SchedulerEntry
 from quire.shared.process.garbage import Collector
+from quire.shared.rpc import worker_hello
 from quire.shared.rpc.trust import ServiceDoor
 from quire.shared.settings import SchedulerSettings
 from tests.services.scheduler.scripted_peers import MODEL, layout
@@ -35,10 +36,8 @@ HELLO = pb.WorkerHello(
     worker_id="w0",
     model=MODEL,
     layout=layout(),
-    num_blocks=64,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_model_len=200,
+    kv_cache=pb.KVCache(num_blocks=64),
+    limits=pb.StepLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=200),
 )
 
 
@@ -206,6 +205,22 @@ async def test_a_worker_that_comes_to_a_scheduler_that_leaves_is_sent_on(redirec
     await call.task
     assert [message.redirect.address for message in call.ordered] == [stays.address]
     assert not desk.cluster.replicas
+
+
+async def test_a_worker_built_before_the_fields_of_a_hello_were_grouped_attaches() -> None:
+    older = pb.WorkerHello()
+    older.CopyFrom(HELLO)
+    worker_hello.add_ungrouped(older)
+    for group in worker_hello.GROUPS:
+        older.ClearField(group)  # type: ignore[arg-type]
+    desk = Desk()
+    call = PaperCall(desk.service, older)
+    await until(lambda: bool(desk.cluster.replicas))
+    (replica,) = desk.cluster.replicas.values()
+    assert (replica.core.limits.num_blocks, replica.core.limits.max_num_seqs) == (64, 4)
+    assert replica.hello.limits == HELLO.limits
+    call.task.cancel()
+    await asyncio.gather(call.task, return_exceptions=True)
 
 
 async def cancelled(call: PaperCall, _desk: Desk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.attach.test_service import PROMPT, Make, Start, finish, scheduler, start
@@ -22,7 +22,7 @@ async def test_an_adapter_is_loaded_used_and_reported(
     digest = peft_folder.read("x", saved.folder).digest()
     worker = start(lora_folders=[str(tmp_path)], max_loras=3)
     session, hello = await scheduler.attached(epoch=1)
-    assert (hello.max_adapters, list(hello.adapters)) == (3, [])
+    assert (hello.lora.max_adapters, list(hello.lora.names)) == (3, [])
     await session.load_adapter(pb.LoadAdapter(order_id=1, name="x", path="nothing"))
     await session.load_adapter(pb.LoadAdapter(order_id=2, name="x", path="a"))
     refused, loaded = await session.adapter_loaded(), await session.adapter_loaded()
@@ -33,8 +33,8 @@ async def test_an_adapter_is_loaded_used_and_reported(
     assert not (await session.result()).failures
     session.close()
     again, hello = await scheduler.attached(epoch=2)
-    assert (list(hello.adapters), hello.adapter_digests) == (["x"], digest)
-    assert list(hello.adapter_paths) == [str(saved.folder.resolve())]
+    assert (list(hello.lora.names), hello.lora.digests) == (["x"], digest)
+    assert list(hello.lora.paths) == [str(saved.folder.resolve())]
     await again.unload_adapter(pb.UnloadAdapter(name="x", digest=digest))
     paper = PaperScheduler(4, 128, epoch=2)
     await again.plan(paper.plan([New(0, PROMPT, adapter="x", adapter_digest=digest)], {0: 6}))
@@ -45,7 +45,7 @@ async def test_an_adapter_is_loaded_used_and_reported(
 async def test_without_folders_none_is_loaded(start: Start, scheduler: ScriptedScheduler) -> None:
     worker = start()
     session, hello = await scheduler.attached(epoch=1)
-    assert hello.max_adapters == 0
+    assert hello.lora.max_adapters == 0
     await session.load_adapter(pb.LoadAdapter(order_id=7, name="x", path="a"))
     refused = await session.adapter_loaded()
     assert (refused.order_id, refused.error.code) == (7, finish_pb2.ERROR_CODE_FAILED_PRECONDITION)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from quire.services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
+from quire.services.worker.engine.replica import Occupancy
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
-from quire.services.worker.replica import Occupancy
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import Internal, InvalidArgument

@@ -11,13 +11,13 @@ import torch
 
 from quire import kernels
 from quire.kernels import reference, triton
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.step_edges import PlainEdges
-from quire.services.worker.replica import Replica
 from quire.services.worker.runner.profiling import run_largest_steps
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.step.slots import NewBlocks

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.services.worker.building.build import build_replica
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker import checkpoints

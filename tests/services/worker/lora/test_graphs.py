@@ -17,10 +17,10 @@ from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.step_edges import PlainEdges
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.layers.forward_batch import ForwardBatch
+from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.lora.step_rows import StepRows
 from quire.services.worker.sampling.choice import PlainChoice
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, plain_rig, run_both

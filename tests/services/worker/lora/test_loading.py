@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.services.worker.lora import peft_folder
-from quire.services.worker.lora.folders import AdapterFolders
-from quire.services.worker.lora.peft_folder import LowRank, PeftFolder
-from quire.services.worker.lora.reader import AdapterReader, Found
+from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.lora.peft.folders import AdapterFolders
+from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
+from quire.services.worker.lora.peft.reader import AdapterReader, Found
 from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
 from quire.shared.models.adapter_contents import AdapterId
 from tests.kernels.cpu.closeness import needs_library

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 from quire.shared.models.adapter_contents import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.kv import kv_memory
-from quire.services.worker.lora import peft_folder
+from quire.services.worker.lora.peft import peft_folder
 from quire.shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
 from tests.kv_groups.models import greedy

@@ -27,26 +27,27 @@ from quire.bench.workload import shapes
 from quire.kernels import triton as triton_package
 from quire.kernels.triton.precompile.jobs import jobs
 from quire.kernels.triton.precompile.processes import AbsentGpu
-from quire.services.worker import limits
-from quire.services.worker.attention.spec import attention_spec
 from quire.services.worker.attention.triton import TritonAttention
 from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
-from quire.services.worker.graphs.step_edges import SlotMemory, TritonEdges
+from quire.services.worker.graphs.step_edges import TritonEdges
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_memory import block_shape
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits import worker_limits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.services.worker.models.single_row import SingleRowProgram, model_reject_reason
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.sampling.vocabulary.undivided import UndividedVocabulary
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import SlotTable
 from quire.services.worker.warmup.build_kernels import model_shape
 from quire.shared.models.model_identity import read_config
@@ -104,13 +105,13 @@ class NoCopies:
 
 def described(settings: WorkerSettings) -> tuple[DecoderConfig, WorkerLimits]:
     config = read_model_config(read_config(Path(settings.model)))
-    return config, limits.from_settings(settings, config.max_positions)
+    return config, worker_limits.from_settings(settings, config.max_positions)
 
 
 def record_all(settings: WorkerSettings) -> None:
     """Every graph that a worker with these settings records."""
     config, wanted = described(settings)
-    fitting = limits.fit(wanted, NUM_BLOCKS, explicit=False)
+    fitting = worker_limits.fit(wanted, NUM_BLOCKS, explicit=False)
     triton_package.unavailable = lambda: None
     ops, dtype = kernels.load("cuda"), torch.bfloat16
     staging, room = NoCopies(), AdapterRoom(settings.max_loras, settings.max_lora_rank)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.services.worker.attention.port import AttentionMetadata
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt

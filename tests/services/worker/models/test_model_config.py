@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.rope_config import RopeConfig, read_rope
 from quire.services.worker.models.registry import read_model_config

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.services.worker.models.loading.loader import FILES
 from quire.services.worker.offload import identity
 from quire.services.worker.offload.identity import identity_of, weights_digest
 
@@ -21,31 +22,31 @@ def model(tmp_path: Path) -> Path:
 
 def test_one_changed_byte_makes_other_weights(model: Path, tmp_path: Path) -> None:
     memo = tmp_path / "weights.json"
-    before = weights_digest(model, memo)
+    before = weights_digest(model, FILES, memo)
     with (model / "model.safetensors").open("r+b") as file:
         file.seek(12_345_678)
         file.write(b"\x01")
-    assert weights_digest(model, memo) != before
-    assert weights_digest(model, tmp_path / "none.json") == weights_digest(model, memo)
+    assert weights_digest(model, FILES, memo) != before
+    assert weights_digest(model, FILES, tmp_path / "none.json") == weights_digest(model, FILES, memo)
 
 
 def test_files_are_read_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memo = tmp_path / "weights.json"
-    before = weights_digest(model, memo)
+    before = weights_digest(model, FILES, memo)
     monkeypatch.setattr(identity, "_digest", lambda path: pytest.fail(f"{path} is read again"))
-    assert weights_digest(model, memo) == before
+    assert weights_digest(model, FILES, memo) == before
 
 
 @pytest.mark.parametrize("noted", ["", "[]", "{", '{"x": 1}'])
 def test_notes_that_are_none_cost_a_reading(model: Path, tmp_path: Path, noted: str) -> None:
     memo = tmp_path / "weights.json"
-    before = weights_digest(model, memo)
+    before = weights_digest(model, FILES, memo)
     memo.write_text(noted)
-    assert weights_digest(model, memo) == before
+    assert weights_digest(model, FILES, memo) == before
 
 
 def test_weights_that_nobody_knows_are_never_the_same(tmp_path: Path) -> None:
-    found = {weights_digest(tmp_path, tmp_path / "weights.json") for _ in range(2)}
+    found = {weights_digest(tmp_path, FILES, tmp_path / "weights.json") for _ in range(2)}
     assert len(found) == 2
 
 

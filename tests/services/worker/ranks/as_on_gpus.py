@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.layers.feed_forward.dispatch import Dispatch
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.ranks.start import build_part
 from quire.shared.settings import WorkerSettings
 
 LEAST_ROWS = 8  # of a step that none records

@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, distributed
 
-from quire.services.worker.ranks.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_exchange
+from quire.services.worker.ranks.collectives.together import Together
 from quire.services.worker.ranks.local import LOOPBACK, _meeting_place
-from quire.services.worker.ranks.peer_memory import MOST_BYTES, open_exchange
 from quire.services.worker.ranks.seat import Seat, leave
-from quire.services.worker.ranks.together import Together
 
 SIZES = [1 << power for power in range(13, 28)]  # 8 KiB to 128 MiB
 FEW = 256 << 10  # two shots are not asked for less

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, distributed
 
-from quire.services.worker.ranks import together
-from quire.services.worker.ranks.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.building.rank_processes.start import build_part
+from quire.services.worker.ranks.collectives import together
+from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, RowPieces
+from quire.services.worker.ranks.collectives.peer_memory import RankStore, open_copied_sums
 from quire.services.worker.ranks.follower import RankReplica
-from quire.services.worker.ranks.peer_memory import RankStore, open_copied_sums
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.ranks.start import build_part
 from quire.shared.settings import WorkerSettings
 
 FEW = RowPieces(least_rows=4, most=3)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed
 
+from quire.services.worker.building.rank_processes.start import build_part
+from quire.services.worker.ranks.collectives.together import Together
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.ranks.start import build_part
-from quire.services.worker.ranks.together import Together
 from quire.shared.settings import WorkerSettings
 
 KEPT = (0, 1, 1)  # layers whose input build_keeping() keeps

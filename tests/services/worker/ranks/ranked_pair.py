@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from quire.services.scheduler.core.transfers.limits import TierLimits
-from quire.services.worker.flight import StepInFlight
-from quire.services.worker.ranks import seat, start
+from quire.services.worker.building.rank_processes import start
+from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.local import LocalRanks
 from quire.services.worker.ranks.seat import Seat

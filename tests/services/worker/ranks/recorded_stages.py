@@ -13,9 +13,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from quire.services.worker.building.graph_maker import GraphMaker, Tools
+from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.building.site import Site
-from quire.services.worker.flight import StepInFlight
-from quire.services.worker.graphs.build_graphs import GraphMaker, Tools
+from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.context import ALL_TOKENS, Context
@@ -25,8 +27,6 @@ from quire.services.worker.layers.stages import Stage
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
-from quire.services.worker.ranks.start import build_part
-from quire.services.worker.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quire.services.worker.ranks import start
+from quire.services.worker.building.rank_processes import start
 from quire.services.worker.ranks.local import LocalRanks
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig

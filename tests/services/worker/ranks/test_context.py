@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from quire.services.worker.building.build import build_replica
+from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import ALONE, Seat
-from quire.services.worker.ranks.start import build_part
 from quire.shared.columns import f32
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2

@@ -19,7 +19,8 @@ import pytest
 import torch
 import trustme
 
-from quire.services.worker.ranks import seat, start
+from quire.services.worker.building.rank_processes import start
+from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
 from quire.services.worker.ranks.hosts.channel import Channel, Proofs

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.services.worker.ranks.together import Together
+from quire.services.worker.ranks.collectives.together import Together
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New

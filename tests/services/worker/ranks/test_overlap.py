@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.services.worker.ranks import together
-from quire.services.worker.ranks.copied_sums import RowPieces
+from quire.services.worker.ranks.collectives import together
+from quire.services.worker.ranks.collectives.copied_sums import RowPieces
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.lora import peft_folders

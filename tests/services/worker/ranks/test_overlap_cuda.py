@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.services.worker.ranks import together
+from quire.services.worker.ranks.collectives import together
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import error
 from tests.services.worker.ranks import in_pieces

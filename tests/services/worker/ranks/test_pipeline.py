@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.services.worker.kv.layout import KVLayout
 from quire.services.worker.layers.stages import Stage
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.ranks.seat import Seat
 from quire.shared.columns import f32
 from quire.shared.errors import InvalidArgument

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire.services.worker.ranks.together import Together
+from quire.services.worker.ranks.collectives.together import Together
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from quire.kernels.state_pages import StateShape
-from quire.services.worker.kv import state_blocks
+from quire.services.worker.building.checks import state_blocks
 from quire.services.worker.layers.sharding import Shard
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import InvalidArgument

@@ -12,12 +12,12 @@ import torch
 from quire import kernels
 from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.sampling.accept import CHOICES
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.sampler import Sampled, Sampler
 from quire.services.worker.sampling.vocabulary.divided import DividedVocabulary
 from quire.services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
-from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.plugins.example.quire_example.logits_processors import Multiples

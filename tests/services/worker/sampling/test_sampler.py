@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.services.worker.sampling.component import Positions
+from quire.services.worker.sampling.features.component import Positions
 from quire.services.worker.sampling.sampler import Sampled, Sampler
 from quire.services.worker.step.admission import SlotAdmission
 from quire.shared import columns

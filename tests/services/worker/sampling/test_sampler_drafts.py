@@ -11,8 +11,8 @@ import torch
 from quire.kernels import cpu
 from quire.kernels.reference.sampling.sampling import filtered
 from quire.services.worker.sampling.accept import choose_by_rejection
-from quire.services.worker.sampling.component import Positions
-from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
+from quire.services.worker.sampling.features.component import Positions
+from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
 from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE, Bench
 
 PROMPT = [4, 5, 1]

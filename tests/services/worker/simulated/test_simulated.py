@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import columns

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
-from quire.services.worker.spec_decode.drafts import Drafts
 from quire.services.worker.spec_decode.proposer import Wanted
+from quire.services.worker.step.drafts.drafts import Drafts
 from tests.kv_groups.models import greedy
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.spec_decode.test_mtp import (

@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from quire import kernels
 from quire.services.worker.attention.port import AttentionMetadata
 from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
-from quire.services.worker.limits import WorkerLimits
-from quire.services.worker.models.config.config_file import ConfigFile
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.families.llama import LlamaForCausalLM
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.spec_decode.config import SpeculativeConfig, parse
 from quire.services.worker.spec_decode.drafter import DraftTarget
 from quire.services.worker.spec_decode.methods.eagle import Eagle
 from quire.services.worker.spec_decode.methods.medusa import Medusa
-from quire.services.worker.step.forward_batch import ForwardBatch
 from quire.shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build
 

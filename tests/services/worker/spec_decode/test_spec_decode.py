@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from quire.kernels import cpu
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept
 from quire.services.worker.spec_decode import proposer
 from quire.services.worker.spec_decode.agreement import Agreement
 from quire.services.worker.spec_decode.config import parse
-from quire.services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.methods import ngram, past_outputs
 from quire.services.worker.spec_decode.methods.ngram import NgramProposer
@@ -25,6 +24,7 @@ from quire.services.worker.spec_decode.methods.past_outputs import PastOutputs
 from quire.services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
 from quire.services.worker.spec_decode.proposer import HostProposer, Wanted
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
+from quire.services.worker.step.drafts.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import assemble

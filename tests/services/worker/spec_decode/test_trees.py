@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from quire.services.worker.sampling.accept import accept
-from quire.services.worker.sampling.output_tails import BoundTails, OutputTails
+from quire.services.worker.sampling.features.output_tails import BoundTails, OutputTails
 from quire.services.worker.spec_decode.config import parse
-from quire.services.worker.spec_decode.drafts import REFUSED, DraftRows, Drafts
 from quire.services.worker.spec_decode.methods.grammar import _with_trees
 from quire.services.worker.spec_decode.trees.token_tree import TokenTree, most_likely
-from quire.services.worker.spec_decode.trees.tree_rows import NO_TOKEN, ROOT, Moved, TreeRows
+from quire.services.worker.step.drafts.drafts import REFUSED, DraftRows, Drafts
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN, ROOT, Moved, TreeRows
 from quire.shared.errors import InvalidArgument
 from tests.spec_decode.methods import METHODS, TREES
 from tests.spec_decode.pair import Pair, build

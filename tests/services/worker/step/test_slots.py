@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from quire.services.worker.limits import WorkerLimits
+from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import SlotTable, Step
 from quire.services.worker.step.step_inputs import StepInputs, assemble

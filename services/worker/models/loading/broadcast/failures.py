@@ -11,8 +11,8 @@ from datetime import timedelta
 from google.protobuf.message import DecodeError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from quire.services.worker.host.background import Background
 from quire.services.worker.models.loading.broadcast.gloo_receiver import failed_key
-from quire.services.worker.structured.background import Background
 from quire.shared.errors import Internal, QuireError, Unavailable, from_proto, to_proto
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

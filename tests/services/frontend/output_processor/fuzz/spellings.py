@@ -158,6 +158,80 @@ def step3(found: tuple[Call, ...]) -> str:
     return f"<｜tool_calls_begin｜>{written}<｜tool_calls_end｜>"
 
 
+def hunyuan(suffix: str) -> WriteCalls:
+    def tag(name: str) -> str:
+        return f"<{name}{suffix}>"
+
+    def one(call: Call) -> str:
+        pairs = "".join(
+            f"{tag('arg_key')}{k}{tag('/arg_key')}\n{tag('arg_value')}{typed(v)}{tag('/arg_value')}\n"
+            for k, v in call.arguments.items()
+        )
+        return f"{tag('tool_call')}{call.name}{tag('tool_sep')}\n{pairs}{tag('/tool_call')}\n"
+
+    return lambda found: f"{tag('tool_calls')}\n{''.join(map(one, found))}{tag('/tool_calls')}"
+
+
+def minicpm(found: tuple[Call, ...]) -> str:
+    def value(item: Any) -> str:
+        return f"<![CDATA[{item}]]>" if isinstance(item, str) and set(item) & set("<&\n") else str(item)
+
+    def one(call: Call) -> str:
+        parameters = (f'<param name="{key}">{value(item)}</param>' for key, item in call.arguments.items())
+        return f'<function name="{call.name}">{"".join(parameters)}</function>'
+
+    return "\n".join(map(one, found))
+
+
+def solar(found: tuple[Call, ...]) -> str:
+    written = "".join(
+        f"<|tool_call:begin|>a1b2c3d4e{i}<|tool_call:name|>{c.name}<|tool_call:args|>{dump(c.arguments)}<|tool_call:end|>"
+        for i, c in enumerate(found)
+    )
+    return f"<|begin|>assistant<|tool_calls|>{written}<|calls|>"
+
+
+def functionary(found: tuple[Call, ...]) -> str:
+    return "".join(f"<function={call.name}>{dump(call.arguments)}</function>" for call in found)
+
+
+def recipients(found: tuple[Call, ...]) -> str:
+    return "".join(f">>>{call.name}\n{dump(call.arguments)}" for call in found)
+
+
+def xtml(found: tuple[Call, ...]) -> str:
+    kinds = {str: "string", bool: "boolean", int: "number", type(None): "null", dict: "object"}
+
+    def one(number: int, call: Call) -> str:
+        arguments = "".join(
+            f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>{typed(value)}<|close|>argument<|sep|>'
+            for key, value in call.arguments.items()
+        )
+        return f'<|open|>call tool="{call.name}" index="{number}"<|sep|>{arguments}<|close|>call<|sep|>'
+
+    calls = "".join(one(number, call) for number, call in enumerate(found, 1))
+    return f"<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>"
+
+
+def elements(found: tuple[Call, ...]) -> str:
+    mark = "]<]minimax[>["
+
+    def element(name: str, value: Any) -> str:
+        if isinstance(value, dict):
+            inner = "".join(element(key, item) for key, item in value.items())
+        elif isinstance(value, list):
+            inner = "".join(element("item", item) for item in value)
+        else:
+            inner = typed(value)
+        return f"{mark}<{name}>{inner}{mark}</{name}>"
+
+    def one(call: Call) -> str:
+        inner = "".join(element(key, value) for key, value in call.arguments.items())
+        return f'{mark}<invoke name="{call.name}">{inner}{mark}</invoke>\n'
+
+    return f"{mark}<tool_call>\n{''.join(map(one, found))}{mark}</tool_call>"
+
+
 THINK = {"begin_reasoning": "<think>", "end_reasoning": "</think>\n\n"}
 LINES = {"begin_reasoning": "<think>\n", "end_reasoning": "\n</think>\n\n"}
 OPEN = {**LINES, "is_open": True}
@@ -205,8 +279,11 @@ FAMILIES = (
     Family("deepseek_v3", "deepseek_r1", deepseek("function<｜tool▁sep｜>NAME\n```json\n", "\n```"), (), **THINK),
     Family("deepseek_v31", "deepseek_v3", deepseek("NAME<｜tool▁sep｜>", ""), (), **THINK),
     Family("deepseek_v32", "deepseek_v3", dsml("function_calls"), ("｜DSML｜",), **THINK),
+    Family("deepseek_v32", "deepseek_v4", dsml("tool_calls"), ("｜DSML｜",), **THINK),
     Family("deepseek_v4", "deepseek_v4", dsml("tool_calls"), ("｜DSML｜",), **THINK),
     Family("ernie45", "ernie45", HERMES, (), "<think>\n", "\n</think>\n\n", "<response>\n", "\n</response>\n"),
+    Family("functionary_v31", "", functionary, ()),
+    Family("functionary_v32", "", recipients, (), begin_text="all\n"),
     Family("functiongemma", "", marked("<start_function_call>", "<end_function_call>", "<escape>"), ()),
     Family("gemma4", "gemma4", GEMMA, (), "<|channel>thought\n", "<channel|>"),
     Family("gigachat3", "", each("<|function_call|>", ""), ()),
@@ -219,9 +296,17 @@ FAMILIES = (
     Family("hermes", "qwen3", HERMES, (), **LINES),
     Family("hunyuan_a13b", "hunyuan_a13b", objects(before="<tool_calls>[", between=", ", after="]</tool_calls>"), (),
            "<think>\n", "\n</think>\n", "<answer>\n", "\n</answer>"),
+    Family("hy_v3", "hy_v3", hunyuan(":opensource"), (), "<think:opensource>", "</think:opensource>", is_open=True),
+    Family("hy_v3", "hy_v3", hunyuan(""), (), **THINK),
     Family("internlm", "", each("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters"), ()),
     Family("jamba", "", objects(before="<tool_calls>[", between=", ", after="]</tool_calls>"), ()),
+    Family("jamba", "apriel", objects(before="<tool_calls>[", between=", ", after="]</tool_calls>"), (),
+           "Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n", "", "\n[END FINAL RESPONSE]\n"),
     Family("kimi_k2", "kimi_k2", kimi, (), **THINK),
+    Family("kimi_k3", "kimi_k3", xtml, (), "<|open|>think<|sep|>", "<|close|>think<|sep|>",
+           "<|open|>response<|sep|>", "<|close|>response<|sep|>", is_open=True),
+    Family("kimi_k3", "kimi_k3", xtml, (), "<|open|>think<|sep|>", "<|close|>think<|sep|>",
+           "<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     Family("lfm2", "deepseek_r1", python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"), (), **THINK),
     Family("llama3_json", "", objects(between="; ", arguments="parameters"), ()),
     Family("llama4_json", "", objects(before="<|python_tag|>", between="; ", arguments="parameters"), ()),
@@ -230,6 +315,8 @@ FAMILIES = (
     Family("mimo", "mimo", QWEN, FUNCTION_TAGS, **LINES),
     Family("minimax", "deepseek_r1", MINIMAX_M1, (), **LINES),
     Family("minimax_m2", "minimax_m2", MINIMAX, INVOKE_TAGS, **OPEN),
+    Family("minicpm5", "deepseek_r1", minicpm, (), **LINES),
+    Family("minimax_m3", "minimax_m3", elements, (), "<mm:think>", "</mm:think>"),
     Family("mistral", "mistral", mistral, (), "[THINK]", "[/THINK]"),
     Family("mistral", "", objects(before="[TOOL_CALLS][", between=", ", after="]"), ()),
     Family("nemotron_json", "deepseek_r1", NEMOTRON_V2, (), **OPEN),
@@ -243,6 +330,7 @@ FAMILIES = (
     Family("qwen3_json", "holo2", HERMES, (), **OPEN),
     Family("qwen3_xml", "qwen3", QWEN, FUNCTION_TAGS, **OPEN),
     Family("seed_oss", "seed_oss", SEED, FUNCTION_TAGS, "<seed:think>", "</seed:think>"),
+    Family("solar_open", "solar_open", solar, (), "<|think|>", "<|end|>", "<|begin|>assistant<|content|>", "<|end|>"),
     Family("step3", "step3", step3, STEP_TAGS, **THINK),
     Family("step3p5", "step3p5", QWEN, FUNCTION_TAGS, **OPEN),
     Family("xlam", "", objects(before="[", between=", ", after="]"), (), calls_alone=True),

@@ -213,6 +213,91 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", [("now", {})]),
     ("lfm2", "<|tool_call_start|>[add(a=1), now()]<|tool_call_end|>ok", [("add", {"a": 1}), ("now", {}), "ok"]),
     ("olmo3", "<function_calls>add(a=1)\nnow()</function_calls>", [("add", {"a": 1}), ("now", {})]),
+    (  # llama.cpp's tests of tencent-Hy3.jinja; vllm's of Hy3-preview have no suffix
+        "hy_v3",
+        "Checking.<tool_calls:opensource>\n<tool_call:opensource>add<tool_sep:opensource>\n"
+        "<arg_key:opensource>a</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n"
+        "</tool_call:opensource>\n<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        ["Checking.", ("add", {"a": 1}), ("now", {})],
+    ),
+    (
+        "hy_v3",
+        "<tool_calls><tool_call>add<tool_sep><arg_key>b</arg_key><arg_value>2026-03-30</arg_value></tool_call>"
+        "</tool_calls>",
+        [("add", {"b": "2026-03-30"})],
+    ),
+    ("hy_v3", "<tool_call>now</tool_call> So.", [("now", {}), "So."]),
+    (
+        "minicpm5",
+        'Intro.\n<function name="add"><param name="a">1</param><param name="b"><![CDATA[x < </param>\n&]]></param>'
+        '</function>\n<function name="now"></function>\nOutro.',
+        ["Intro.", ("add", {"a": 1, "b": "x < </param>\n&"}), ("now", {}), "Outro."],
+    ),
+    (  # values as Python writes them; arguments in one parameter (vllm's test_arguments_wrapped_arguments)
+        "minicpm5",
+        '<function name="add"><param name="c">None</param><param name="d">[\'x\', True]</param></function>'
+        '<function name="add"><param name="arguments">{"a": 2}</param></function>',
+        [("add", {"c": None, "d": ["x", True]}), ("add", {"a": 2})],
+    ),
+    (
+        "functionary_v31",
+        'So.<function=add>{"a": 1, "b": "</function>"}</function><function=now>{}</function>',
+        ["So.", ("add", {"a": 1, "b": "</function>"}), ("now", {})],
+    ),
+    ("functionary_v31", "<|python_tag|>print(1)\nx", [("python", {"code": "print(1)\nx"})]),
+    (
+        "functionary_v32",
+        'all\nTry `>>> 1 + 1`.>>>add\n{"a": 1}>>>now\n{}',
+        ["Try `>>> 1 + 1`.", ("add", {"a": 1}), ("now", {})],
+    ),
+    ("functionary_v32", '>>>add\n{"a": 1}\n>>>all\nDone.', [("add", {"a": 1}), "Done."]),
+    ("functionary_v32", ">>> import os\n>>> all of it", [">>> import os\n>>> all of it"]),
+    (
+        "solar_open",
+        '<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add<|tool_call:args|>{"a": 1}<|tool_call:end|>'
+        "<|tool_call:begin|>f6<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        [("add", {"a": 1}, "a1b2c3d4e5"), ("now", {}, "f6")],
+    ),
+    (
+        "solar_open",
+        "I look.<|begin|>assistant<|tool_calls|><|tool_call:begin|>f6<|tool_call:name|>now<|tool_call:args|>{}"
+        "<|tool_call:end|>",
+        ["I look.", ("now", {}, "f6")],
+    ),
+    (
+        "kimi_k3",
+        'Hm.<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1'
+        '<|close|>argument<|sep|><|open|>argument key="b" type="string"<|sep|> 2\n<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        ["Hm.", ("add", {"a": 1, "b": " 2\n"}), ("now", {})],
+    ),
+    (
+        "kimi_k3",
+        '<|open|>call tool="add" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="a&quot;b&amp;" index="2"<|sep|><|close|>call<|sep|>',
+        [("add", {"a": 1}), ('a"b&', {})],
+    ),
+    (  # vllm's test_minimax_m3_tool_parser: elements in elements, one name twice
+        "minimax_m3",
+        'I do.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
+        "]<]minimax[>[<b>x < <b>y</b>]<]minimax[>[</b>]<]minimax[>[<d>]<]minimax[>[<item>true]<]minimax[>[</item>"
+        "]<]minimax[>[<item>]<]minimax[>[<k>v]<]minimax[>[</k>]<]minimax[>[<k>2]<]minimax[>[</k>]<]minimax[>[</item>"
+        ']<]minimax[>[</d>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>",
+        ["I do.", ("add", {"a": 1, "b": "x < <b>y</b>", "d": [True, {"k": ["v", 2]}]}), ("now", {})],
+    ),
+    *(
+        (name, *rest)
+        for name, block in (("deepseek_v32", "tool_calls"), ("deepseek_v4", "function_calls"))
+        for rest in (  # V4's outer tag with V3.2's parser, and the other way round
+            (
+                f'<｜DSML｜{block}>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{block}>',
+                [("now", {})],
+            ),
+            (f"No tool is needed. <｜DSML｜{block}> is a tag.", [f"No tool is needed. <｜DSML｜{block}> is a tag."]),
+        )
+    ),
     (
         "openai",
         '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant '
@@ -282,6 +367,34 @@ BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
         ["add{no}"],
     ),
     ("deepseek_v31", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1} so<｜tool▁call▁end｜>', [("add", {"a": 1}), "so"]),
+    (
+        "hy_v3",
+        "<tool_calls>\n<tool_call>add<tool_sep>\n<arg_key>b</arg_key>\n<arg_value>half",
+        [("add", {"b": "half"})],
+    ),
+    ("hy_v3", "The tags <tool_calls> and <tool_call>", ["The tags <tool_calls> and <tool_call>"]),
+    ("minicpm5", '<function name="add"><param name="b">half', [("add", {"b": "half"})]),
+    (
+        "minicpm5",
+        '<function name="add"><param name="b"><![CDATA[a]]>b</param></function>',
+        [("add", {"b": "a]]>b</param></function>"})],
+    ),
+    ("functionary_v31", '<function=add>{"a": 1, "b": "half', [("add", {"a": 1, "b": "half"})]),
+    ("functionary_v32", 'add\n{"a": 1, "b": "half', [("add", {"a": 1, "b": "half"})]),
+    ("functionary_v32", "add\nnone", ["add\nnone"]),
+    ("solar_open", "<|tool_call:begin|>f6<|tool_call:name|>add", []),
+    (
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="b" type="string"<|sep|>half',
+        [("add", {"b": "half"})],
+    ),
+    ("kimi_k3", "<|open|>tools<|sep|>none", ["none"]),
+    ("minimax_m3", ']<]minimax[>[<invoke name="add">]<]minimax[>[<b>half', [("add", {"b": "half"})]),
+    (  # an end tag is missing
+        "minimax_m3",
+        ']<]minimax[>[<invoke name="add">]<]minimax[>[<b>x]<]minimax[>[<a>1]<]minimax[>[</a>]<]minimax[>[</invoke>',
+        [("add", {"b": "x", "a": 1})],
+    ),
     ("pythonic", "[add(a=b)]", ["[add(a=b)]"]),
     ("pythonic", "[add(a=1, b=b)]", [("add", {"a": 1}), "b)]"]),
     ("pythonic", "[add(1, c=None)]", [("add", {"a": 1, "c": None})]),

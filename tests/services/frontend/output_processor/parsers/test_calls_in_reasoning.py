@@ -20,16 +20,21 @@ CALLS = {
     "deepseek_v31": '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v32": '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="a" string="false">1'
     "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+    "functionary_v31": '<function=add>{"a": 1}</function>',
     "functiongemma": "<start_function_call>call:add{a:1}<end_function_call>",
     "gemma4": "<|tool_call>call:add{a:1}<tool_call|>",
     "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
     "granite-20b-fc": '<function_call> {"name": "add", "arguments": {"a": 1}}',
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    "hy_v3": "<tool_calls>\n<tool_call>add<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "</tool_calls>",
     "internlm": '<|action_start|><|plugin|>{"name": "add", "parameters": {"a": 1}}<|action_end|>',
     "jamba": '<tool_calls>[{"name": "add", "arguments": {"a": 1}}]</tool_calls>',
     "kimi_k2": f'<|tool_calls_section_begin|>{K_CALL}functions.add:0{K_ARGS}{{"a": 1}}{K_END}'
     "<|tool_calls_section_end|>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" '
+    'type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
     "lfm2": "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
     "llama3_json": '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
     "nemotron_json": '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
@@ -37,12 +42,17 @@ CALLS = {
     "longcat": '<longcat_tool_call>{"name": "add", "arguments": {"a": 1}}</longcat_tool_call>',
     "minimax_m2": '<minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke>'
     "</minimax:tool_call>",
+    "minicpm5": '<function name="add"><param name="a">1</param></function>',
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
+    "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
     "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}',
     "olmo3": "<function_calls>add(a=1)</function_calls>",
     "phi4_mini_json": 'functools[{"name": "add", "arguments": {"a": 1}}]',
     "pythonic": "<|python_start|>[add(a=1)]<|python_end|>",
     "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     "seed_oss": "<seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>",
+    "solar_open": "<|begin|>assistant<|tool_calls|><|tool_call:begin|>call-0<|tool_call:name|>add<|tool_call:args|>"
+    '{"a": 1}<|tool_call:end|><|calls|>',
     "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="add">'
     '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
     "xlam": '<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>',

@@ -38,6 +38,30 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "<|START_THINKING|>A<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
         [R("A"), C("<|START_ACTION|>[]<|END_ACTION|>")],
     ),
+    # vllm's test_minimax_m3_reasoning_parser: an end alone in front of an answer, and within one
+    ("minimax_m3", "<mm:think>A</mm:think>Yes.", [R("A"), C("Yes.")]),
+    ("minimax_m3", "</mm:think>Yes.", [C("Yes.")]),
+    ("minimax_m3", "Yes</mm:think>.", [C("Yes</mm:think>.")]),
+    ("hy_v3", "<think:opensource>A</think:opensource>Yes.", [R("A"), C("Yes.")]),
+    ("hy_v3", "<think>A</think>Yes.", [R("A"), C("Yes.")]),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>A<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|open|>x",
+        [R("A"), C("Yes.<|open|>x")],
+    ),
+    ("kimi_k3", "Yes.<|close|>response<|sep|>", [C("Yes.")]),
+    (
+        "solar_open",
+        "<|think|>A<|end|><|begin|>assistant<|content|>Yes.<|end|>",
+        [R("A"), C("Yes.")],
+    ),
+    ("solar_open", "<|content|>Yes.", [C("Yes.")]),
+    (
+        "apriel",
+        "Here are my reasoning steps:\nA\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n<|x|>",
+        [R("A"), C("Yes.<|x|>")],
+    ),
+    ("apriel", "Yes.\n[END FINAL RESPONSE]", [C("Yes.")]),
     ("gemma4", "<|channel>thought\nA\n<channel|>Yes.", [R("A"), C("Yes.")]),
     (
         "openai_gptoss",
@@ -75,6 +99,11 @@ def test_a_prompt_may_have_begun_it() -> None:
         assert reasoning_in("deepseek_r1", [text], is_open=True) == [R("A"), C("Yes.")]
     assert reasoning_in("deepseek_r1", ["</think>Yes."], is_open=True) == [C("Yes.")]
     assert reasoning_in("deepseek_r1", ["A</think>Yes."]) == [C("A</think>Yes.")]
+
+
+def test_a_prompt_of_apriel_begins_the_reasoning() -> None:
+    text = "It is so.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]"
+    assert reasoning_in("apriel", [text], is_open=True) == [R("It is so."), C("Yes.")]
 
 
 def test_every_parser_has_an_answer_here() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.services.frontend.input_processor.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.constraint import AnswerStart
 from quire.services.frontend.output_processor.parsing import registry, wording

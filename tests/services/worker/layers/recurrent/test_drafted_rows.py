@@ -15,10 +15,10 @@ from torch import Tensor
 from quire.kernels import reference, triton
 from quire.kernels.state_pages import StateShape
 from quire.services.worker.attention.port import AttentionMetadata
+from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.recurrent.recurrence import Recurrence, Rows, Tensors
-from quire.services.worker.spec_decode.drafts import DraftRows, Drafts
-from quire.services.worker.step.drafted_states import Array, Lags, drafted_states
-from quire.services.worker.step.forward_batch import ForwardBatch
+from quire.services.worker.step.drafts.drafted_states import Array, Lags, drafted_states
+from quire.services.worker.step.drafts.drafts import DraftRows, Drafts
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 from tests.kernels.states import BLOCK_SIZE, Layer, Sequence

@@ -1,0 +1,1 @@
+"""Bounds of HTTP bodies: size, values, depth and encoding, checked before they are parsed."""

@@ -1,0 +1,1 @@
+"""The gRPC services of the frontend, one a module."""

@@ -1,0 +1,186 @@
+"""quire.admin.v1.AdminService of a frontend: itself, and through it the whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+
+from quire.services.frontend.calls.admission import CallAdmission
+from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.grpc_edge.errors import Context, answering
+from quire.services.frontend.operations.operated_adapters import OperatedAdapters
+from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
+from quire.services.frontend.scheduler_client.client import SchedulerClient
+from quire.shared.errors import InvalidArgument, name_of
+from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.admin.v1 import admin_pb2_grpc
+from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.version import VERSION
+
+NUM_OLDEST = 10  # calls that are told
+
+
+class OwnStatus:
+    """How this frontend is."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        admission: CallAdmission,
+        client: SchedulerClient,
+        *,
+        shutdown: Shutdown,
+        calls: Calls,
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._admission = admission
+        self._client = client
+        self._shutdown = shutdown
+        self._calls = calls
+
+    def __call__(self) -> pb.ServiceStatus:
+        return pb.ServiceStatus(
+            role=pb.ROLE_FRONTEND,
+            id=self._name,
+            pid=os.getpid(),
+            address=self._address,
+            state=self._state(),
+            running=self._admission.num_samples,
+            waiting=self._client.num_waiting,
+            version=VERSION,
+            oldest_calls=[_call(call) for call in self._calls.oldest(NUM_OLDEST)],
+        )
+
+    def _state(self) -> pb.State:
+        if self._shutdown.requested:
+            return pb.STATE_DRAINING
+        return pb.STATE_READY if self._client.is_open else pb.STATE_STARTING
+
+
+def _call(call: Call) -> pb.CallStatus:
+    assert call.request is not None
+    status = pb.CallStatus(
+        request_id=name_of(call.id),
+        tenant=name_of(call.request.tenant),
+        age_s=asyncio.get_running_loop().time() - call.started_s,
+    )
+    if call.generation is not None:
+        usage = call.generation.usage
+        status.prompt_tokens, status.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    return status
+
+
+class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Answers for itself, relays the rest to the schedulers."""
+
+    def __init__(
+        self,
+        status: OwnStatus,
+        schedulers: SchedulerAdmins,
+        shutdown: Shutdown,
+        metrics: FrontendMetrics,
+        calls: Calls,
+        *,
+        adapters: OperatedAdapters,
+    ) -> None:
+        self._status = status
+        self.schedulers = schedulers
+        self.adapters = adapters
+        self._shutdown = shutdown
+        self._metrics = metrics
+        self._calls = calls
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        async with answering("GetStatus", context, self._metrics, self._calls):
+            return pb.GetStatusResponse(services=await self.services())
+
+    async def services(self) -> list[pb.ServiceStatus]:
+        """Of the whole cluster, this one first."""
+        return _once_each([self._status(), *await self.schedulers.status()])
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        async with answering("Drain", context, self._metrics, self._calls):
+            self._shutdown.request()
+            return pb.DrainResponse()
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        async with answering("ResetPrefixCache", context, self._metrics, self._calls):
+            return pb.ResetPrefixCacheResponse(num_blocks=await self.schedulers.reset_prefix_cache(request))
+
+    async def PauseGeneration(self, request: pb.PauseGenerationRequest, context: Context) -> pb.PauseGenerationResponse:
+        async with answering("PauseGeneration", context, self._metrics, self._calls):
+            return await self.schedulers.pause_generation(request)
+
+    async def ResumeGeneration(
+        self, request: pb.ResumeGenerationRequest, context: Context
+    ) -> pb.ResumeGenerationResponse:
+        async with answering("ResumeGeneration", context, self._metrics, self._calls):
+            return await self.schedulers.resume_generation(request)
+
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
+        async with answering("UpdateWeights", context, self._metrics, self._calls):
+            return await self.schedulers.update_weights(request)
+
+    async def StreamWeights(
+        self, requests: AsyncIterator[pb.StreamWeightsRequest], context: Context
+    ) -> pb.StreamWeightsResponse:
+        async with answering("StreamWeights", context, self._metrics, self._calls):
+            first = await anext(requests, None)
+            if first is None or not first.HasField("begin"):
+                raise InvalidArgument("begin: the first message says what the weights are called", field="begin")
+            updated = await self.schedulers.update_weights(first.begin, _pieces(requests))
+            return pb.StreamWeightsResponse(updated=updated)
+
+    async def InitWeightsUpdateGroup(
+        self, request: pb.InitWeightsUpdateGroupRequest, context: Context
+    ) -> pb.InitWeightsUpdateGroupResponse:
+        async with answering("InitWeightsUpdateGroup", context, self._metrics, self._calls):
+            return await self.schedulers.init_weights_update_group(request)
+
+    async def DestroyWeightsUpdateGroup(
+        self, request: pb.DestroyWeightsUpdateGroupRequest, context: Context
+    ) -> pb.DestroyWeightsUpdateGroupResponse:
+        async with answering("DestroyWeightsUpdateGroup", context, self._metrics, self._calls):
+            return await self.schedulers.destroy_weights_update_group(request)
+
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
+        async with answering("Sleep", context, self._metrics, self._calls):
+            return await self.schedulers.sleep(request)
+
+    async def WakeUp(self, request: pb.WakeUpRequest, context: Context) -> pb.WakeUpResponse:
+        async with answering("WakeUp", context, self._metrics, self._calls):
+            return await self.schedulers.wake_up(request)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        async with answering("LoadAdapter", context, self._metrics, self._calls):
+            return await self.adapters.load(request)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        async with answering("UnloadAdapter", context, self._metrics, self._calls):
+            return await self.adapters.unload(request)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
+        async with answering("ListAdapters", context, self._metrics, self._calls):
+            return await self.schedulers.list_adapters(request)
+
+
+async def _pieces(requests: AsyncIterator[pb.StreamWeightsRequest]) -> AsyncIterator[WeightsPiece]:
+    async for request in requests:
+        if not request.HasField("piece"):
+            raise InvalidArgument("piece: every message but the first has one", field="piece")
+        yield request.piece
+
+
+def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:
+    """Schedulers report the frontends that they know, this one too; what a service says of itself comes first."""
+    known: dict[tuple[pb.Role, str], pb.ServiceStatus] = {}
+    for entry in entries:
+        known.setdefault((entry.role, entry.id), entry)
+    return list(known.values())

@@ -1,0 +1,1 @@
+"""The OpenAPI document: shapes of answers and examples of bodies."""

@@ -1,0 +1,1 @@
+"""Fields of JSON bodies: their types, their ranges, and the policy for unknown ones."""

@@ -1,0 +1,95 @@
+"""What the OpenAPI document says of values that are checked elsewhere, where their senders are told more.
+
+Rules across fields are said here where JSON Schema can: what depends on the model (its context, its vocabulary, what it
+is for) is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quire.services.frontend.input_processor.pooling.pooling import MOST_DIMENSIONS
+from quire.services.frontend.input_processor.sampling import sampling_rules as rules
+
+Schema = dict[str, Any]
+
+PRIORITY_BOUND = 2**31
+TEXT_TO_READ: Schema = {"minLength": 1, "items": {"minLength": 1}}
+TOKEN_IDS: Schema = {"items": {"minimum": 0}}
+AT_LEAST_ONE: Schema = {"minimum": 1}
+SEED: Schema = {"minimum": -rules.SEED_BOUND, "maximum": rules.SEED_BOUND - 1}
+REPETITION: Schema = {"minimum": 1 / rules.MAX_REPETITION_PENALTY, "maximum": rules.MAX_REPETITION_PENALTY}
+DIMENSIONS: Schema = {"minimum": 1, "maximum": MOST_DIMENSIONS}
+LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
+
+# By the name of a field, in whichever body. Keywords of one type say nothing of values of another.
+FIELDS: Mapping[str, Schema] = {
+    "allowed_token_ids": TOKEN_IDS,
+    "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
+    "chat_template": {"type": ["string", "null"], "pattern": "^[A-Za-z0-9_.-]{0,64}$"},  # a name of the model's
+    "dimensions": DIMENSIONS,
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "guided_choice": {"minItems": 1, "items": {"minLength": 1}},
+    "input_ids": {"minItems": 1},
+    "logit_bias": {"propertyNames": {"pattern": "^[0-9]+$"}},
+    "logprob_token_ids": {**TOKEN_IDS, "maxItems": rules.MAX_LOGPROB_TOKEN_IDS},
+    "logprobs": LOGPROBS,
+    "max_completion_tokens": AT_LEAST_ONE,
+    "max_new_tokens": AT_LEAST_ONE,
+    "max_output_tokens": AT_LEAST_ONE,
+    "min_new_tokens": {"minimum": 0},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "min_tokens": {"minimum": 0},
+    "n": {"minimum": 1, "maximum": rules.MAX_SAMPLES},
+    "output_dimension": DIMENSIONS,
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "priority": {"minimum": -PRIORITY_BOUND, "maximum": PRIORITY_BOUND - 1},
+    "prompt_logprob_start": {"minimum": 0},
+    "prompt_logprobs": LOGPROBS,
+    "repeat_penalty": REPETITION,
+    "repetition_penalty": REPETITION,
+    "num_predict": {"minimum": -2, "not": {"const": 0}},
+    "sampling_seed": SEED,
+    "seed": SEED,
+    "stop": TEXT_TO_READ,
+    "stop_sequences": {"items": {"minLength": 1}},
+    "stop_token_ids": TOKEN_IDS,
+    "temperature": {"minimum": 0, "maximum": 2},
+    "text": TEXT_TO_READ,
+    "thinking_token_budget": {"minimum": rules.UNBOUNDED, "maximum": rules.MAX_BUDGET},
+    "token_ids_logprob": TOKEN_IDS,
+    "tokens": TOKEN_IDS,
+    "top_k": {"minimum": -1},
+    "top_n_sigma": {"minimum": 0},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "truncate_prompt_tokens": {"not": {"const": 0}},
+}
+
+
+def describe(schemas: Iterable[Schema]) -> None:
+    """Adds it to the fields of bodies."""
+    for schema in schemas:
+        for name, field in schema.get("properties", {}).items():
+            for keyword, value in FIELDS.get(name, {}).items():
+                said = field.setdefault(keyword, value)
+                if keyword == "items":
+                    field[keyword] = {**value, **said}
+
+
+def given(name: str) -> Schema:
+    """A field that is there, and not null."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+def exactly_one(*names: str) -> Schema:
+    """Of these fields."""
+    return {"oneOf": [given(name) for name in names]}
+
+
+def needs(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
+    """A field that is like `value` needs another one that is like `wanted`."""
+    return {
+        "if": {"required": [name], "properties": {name: value}},
+        "then": {"required": [other], "properties": {other: wanted}},
+    }

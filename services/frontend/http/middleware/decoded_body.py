@@ -1,0 +1,188 @@
+"""Bodies with a Content-Encoding, decoded as they are read: their first bytes on the loop, the rest in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.services.frontend.bounds.bodies.content_coding import FIELD, ContentDecoder, encodings_of
+from quire.services.frontend.http.headers import DECODED, values_of
+from quire.services.frontend.http.middleware.guards import let_pass
+from quire.shared.errors import QuireError, ResourceExhausted
+
+FIELD_BYTES = FIELD.encode()
+OF_THE_SENT = (FIELD_BYTES, b"content-length")  # headers that say nothing of the decoded body
+MOST_HELD = 1 << 28  # bytes
+RETRY_MS = 1000
+SMALL_SENT, SMALL_DECODED = 4096, 1 << 16  # bytes; decoded in a fraction of a millisecond
+
+
+class DecodedBytes:
+    """What one call holds in memory of decoded bytes; given back when its `with` is left, or before."""
+
+    def __init__(self, decoders: BodyDecoders) -> None:
+        self._decoders = decoders
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """So many more. Raises ResourceExhausted."""
+        self._decoders.check_room(self, num_bytes)
+        self._add(num_bytes)
+
+    def release(self) -> None:
+        """The body has been read."""
+        self._add(-self.num_bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._decoders.num_held += num_bytes
+
+    def __enter__(self) -> DecodedBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class BodyDecoders:
+    """Owns the thread in which large bodies are decoded, one piece after the other, and counts what they hold: a few
+    bytes of each of many calls could else fill the memory."""
+
+    def __init__(self, most_held: int = MOST_HELD) -> None:
+        """`most_held`: bytes of all calls together."""
+        self._thread = ThreadPoolExecutor(1, "decode-bodies")
+        self._most_held = most_held
+        self.num_held = 0
+
+    def held(self) -> DecodedBytes:
+        """For a `with` around a call whose body is decoded."""
+        return DecodedBytes(self)
+
+    def check_room(self, held: DecodedBytes, num_bytes: int) -> None:
+        """Raises ResourceExhausted where `held` would take too much beside others; a body alone always fits."""
+        others = self.num_held - held.num_bytes
+        if others and self.num_held + num_bytes > self._most_held:
+            text = (
+                f"bodies that are being decoded hold {self.num_held} of {self._most_held} bytes: come back, or send "
+                f"the body without {FIELD}"
+            )
+            raise ResourceExhausted(text, field=FIELD, retry_after_ms=RETRY_MS)
+
+    def decoded(self, receive: Receive, encodings: Sequence[str], max_bytes: int, held: DecodedBytes | None) -> Receive:
+        """Receives the same body decoded, within `max_bytes`; raises InvalidArgument, BodyTooLarge and, where `held`
+        counts it, ResourceExhausted."""
+        return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread, held)
+
+    async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
+        """Returns a message decoded. Raises InvalidArgument, BodyTooLarge, ResourceExhausted."""
+        decoder, pieces = ContentDecoder(encodings, max_bytes), []
+        for_pieces = decoder.decode(data)
+        loop = asyncio.get_running_loop()
+        while (piece := await loop.run_in_executor(self._thread, next, for_pieces, None)) is not None:
+            held.take(len(piece))
+            pieces.append(piece)
+        decoder.end()
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _DecodedBody:
+    """The receive of a body that is encoded."""
+
+    def __init__(
+        self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor, held: DecodedBytes | None
+    ) -> None:
+        self._receive = receive
+        self._held = held
+        self._decoder = decoder
+        self._thread = thread
+        self._pieces: Iterator[bytes] = iter(())
+        self._is_small = True
+        self._is_last = False
+        self._is_over = False
+
+    async def __call__(self) -> Message:
+        try:
+            return await self._read()
+        except QuireError:
+            self._is_over = True
+            if not self._is_last:
+                await let_pass(self._receive)
+            raise
+
+    async def _read(self) -> Message:
+        while not self._is_over:
+            piece = await self._next()
+            if piece is not None:
+                if self._held is not None:
+                    self._held.take(len(piece))
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if self._is_last:
+                self._is_over = True
+                self._decoder.end()
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await self._receive()
+            if message["type"] != "http.request":
+                self._is_over = True
+                return message
+            self._take(message)
+        return await self._receive()
+
+    def _take(self, message: Message) -> None:
+        sent = message.get("body", b"")
+        self._is_small = len(sent) <= SMALL_SENT
+        self._is_last = not message.get("more_body", False)
+        self._pieces = self._decoder.decode(sent)
+
+    async def _next(self) -> bytes | None:
+        if self._is_small and self._decoder.num_bytes < SMALL_DECODED:
+            return next(self._pieces, None)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, next, self._pieces, None)
+
+
+class DecodedBodies:
+    """Gives the calls of `app` their bodies decoded, and no header that says otherwise."""
+
+    def __init__(
+        self, app: ASGIApp, decoders: BodyDecoders, max_bytes: int, of_paths: Mapping[str, int] | None = None
+    ) -> None:
+        """`max_bytes`: of a decoded body; `of_paths`: with another limit, whose bodies are written to a disk."""
+        self._app = app
+        self._decoders = decoders
+        self._max_bytes = max_bytes
+        self._of_paths = of_paths or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not (named := values_of(FIELD_BYTES, scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        with self._decoders.held() as held:
+            receive = self._decoded(scope, receive, named, held)
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_THE_SENT]
+            scope[DECODED] = held
+            await self._app(scope, receive, send)
+
+    def _decoded(self, scope: Scope, receive: Receive, named: Sequence[str], held: DecodedBytes) -> Receive:
+        try:
+            encodings = encodings_of(named)
+        except QuireError as error:
+            return _refusing(error)
+        if not encodings:
+            return receive
+        is_kept_on_disk = scope["path"] in self._of_paths
+        max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
+        return self._decoders.decoded(receive, encodings, max_bytes, None if is_kept_on_disk else held)
+
+
+def _refusing(error: QuireError) -> Receive:
+    """The receive of a body that cannot be read."""
+
+    async def refuse() -> Message:
+        raise error
+
+    return refuse

@@ -1,0 +1,146 @@
+"""Around every HTTP call: who asks, and the size of its body. Plain ASGI: they see every chunk there is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.services.frontend.access.access import Access
+from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.http.headers import CALL, Headers
+from quire.services.frontend.http.middleware.page_rules import PROBES, PageRules
+from quire.shared.errors import QuireError
+
+OPERATORS = (  # who show a key of their own
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/update_weights_from_disk",
+    "/init_weights_update_group",
+    "/update_weights_from_distributed",
+    "/destroy_weights_update_group",
+)
+WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
+LONGEST_PASSING_S = 1.0
+
+
+class BodyLimit:
+    """Bodies of more than `max_bytes` are 413; nothing of those whose length is announced is kept."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, of_paths: Mapping[str, int] | None = None) -> None:
+        """`of_paths`: with another limit."""
+        self._app = app
+        self._max_bytes = max_bytes
+        self._of_paths = of_paths or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
+        headers = dict(scope["headers"])
+        announced = int(headers.get(b"content-length", b"0"))
+        waits = b"expect" in headers  # for leave to send the body
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            if max_bytes < announced <= WORTH_AN_ANSWER * max_bytes and not waits:
+                await let_pass(receive)
+            _check_length(announced, max_bytes)
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            _check_length(num_bytes, max_bytes)
+            return message
+
+        await self._app(scope, limited, send)
+
+
+def _check_length(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise HTTPException(413, f"the body has more than {max_bytes} bytes")
+
+
+async def let_pass(receive: Receive) -> None:
+    """Drops the rest of a body: what a client still writes when its connection is closed makes it lose the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_PASSING_S):
+            while (await receive()).get("more_body"):
+                pass
+
+
+class PageGuard:
+    """Calls that pages of browsers must not make are refused before anything else is looked at."""
+
+    def __init__(self, app: ASGIApp, rules: PageRules, refusal: Callable[[str, QuireError], Response]) -> None:
+        self._app = app
+        self._rules = rules
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._rules.check(scope["method"], scope["path"], scope["headers"], scope["http_version"])
+            except QuireError as error:
+                scope[CALL].error = error
+                await self._refusal(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class OperatorGuard:
+    """Calls of operators show the key of the admin service, before anything of their bodies is read."""
+
+    def __init__(
+        self, app: ASGIApp, check: Callable[[Headers], None], refusal: Callable[[str, QuireError], Response]
+    ) -> None:
+        """`check` raises QuireError."""
+        self._app = app
+        self._check = check
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in OPERATORS:
+            try:
+                self._check(scope["headers"])
+            except QuireError as error:
+                scope[CALL].error = error
+                await self._refusal(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class KeyGuard:
+    """Calls show a key, whatever their path; only `open_paths` need none."""
+
+    def __init__(
+        self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]
+    ) -> None:
+        """`refusal`: how the clients of a path are told."""
+        self._app = app
+        self._access = access
+        self._open = frozenset((*PROBES, *OPERATORS, *open_paths))
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open:
+            call: Call = scope[CALL]
+            try:
+                call.caller = self._access.of_headers(scope["headers"])
+            except QuireError as error:
+                call.error = error
+                response = self._refusal(scope["path"], error)
+                response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

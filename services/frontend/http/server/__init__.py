@@ -1,0 +1,1 @@
+"""The HTTP server: connections, the wire protocol, and its limits."""

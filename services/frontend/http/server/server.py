@@ -1,0 +1,117 @@
+"""HTTP on the service's own event loop: uvicorn without its signals, on a socket bound here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.services.frontend.http.server.arrivals import Arrivals
+from quire.services.frontend.http.server.connections import Connections
+from quire.services.frontend.http.server.protocol import Entrance, guarded
+from quire.shared import ports
+from quire.shared.security.tls import server_context
+from quire.shared.settings.tls import Tls
+
+# Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
+# bound (net.core.somaxconn) is 4096 as a rule.
+QUEUE = 65_535
+# asyncio accepts as many in one go as it has been told that wait. After so many others have a turn of the loop:
+# refusals of those that came first, tokens of streams.
+ACCEPTED_AT_ONCE = 64
+
+
+class Face(NamedTuple):
+    """Holds what a server serves, and what it asks before a call begins."""
+
+    app: ASGIApp
+    entrance: Entrance
+    inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
+
+
+class _Uvicorn(uvicorn.Server):
+    """SIGTERM belongs to quire.shared.process.lifecycle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self.arrivals: Arrivals | None = None  # under TLS
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.arrivals is None:
+            await super().startup(sockets=sockets)
+        else:
+            await super().startup(sockets=[])
+            self.servers.append(self.arrivals)  # as much of one as is asked of it
+            self.arrivals.start(self._new_protocol)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
+        self.listening.set()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
+class HttpServer:
+    """run() serves until stop()."""
+
+    def __init__(
+        self,
+        face: Face,
+        host: str,
+        port: int,
+        *,
+        share_port: bool,
+        drain_timeout_s: float,
+        tls: Tls,
+        connections: Connections,
+    ) -> None:
+        self._socket = ports.bind(host, port, "http_port", share=share_port)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                face.app,
+                http=guarded(face.entrance, connections),
+                loop="none",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=connections.limits.idle_s,
+                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+                backlog=ACCEPTED_AT_ONCE,
+            )
+        )
+        if tls.serves:
+            self._server.config.load()
+            context = self._server.config.ssl = server_context(tls, "client_tls")
+            self._server.arrivals = Arrivals(self._socket, context, connections)
+
+    async def run(self) -> None:
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            for server in self._server.servers:
+                server.close()
+
+    async def listening(self) -> None:
+        await self._server.listening.wait()
+
+    def stop(self) -> None:
+        """Lets run() return once the calls under way are answered."""
+        self._server.should_exit = True

@@ -1,0 +1,1 @@
+"""Validation of constraints on the output, in a process of its own."""

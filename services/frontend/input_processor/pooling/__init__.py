@@ -1,0 +1,1 @@
+"""Pooled prompts: vectors, classes, scores and late interaction."""

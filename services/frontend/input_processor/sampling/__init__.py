@@ -1,0 +1,1 @@
+"""Sampling parameters: their rules, and the messages that schedulers and workers read."""

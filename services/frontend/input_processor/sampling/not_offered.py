@@ -1,0 +1,49 @@
+"""Fields that clients of vLLM and OpenAI may send and that are known here, but not offered yet.
+
+One table for both edges: the name as the client wrote it, and the values that ask for nothing. A feature that arrives
+deletes its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.input_processor.sampling.other_samplers import INSTEAD, NOTHING
+from quire.shared.errors import Unimplemented
+
+HARMLESS: Mapping[str, Sequence[Any]] = {
+    # what OpenAI has replaced with tools: their answers have another shape
+    "functions": NOTHING,
+    "function_call": (None, "none", "auto"),
+    # other prompts and outputs
+    "prompt_embeds": NOTHING,
+    "suffix": NOTHING,
+    "modalities": (None, ["text"]),
+    "audio": NOTHING,
+    "web_search_options": NOTHING,
+    "moderation": NOTHING,
+    "media_io_kwargs": NOTHING,
+    "mm_processor_kwargs": NOTHING,
+    # ways to answer
+    "return_weight_versions": NOTHING,
+    "watermarking": NOTHING,
+    # transfers between engines
+    "kv_transfer_params": NOTHING,
+    "ec_transfer_params": NOTHING,
+    "vllm_xargs": NOTHING,
+}
+
+
+def refuse_not_offered(
+    fields: Mapping[str, Any], harmless: Mapping[str, Sequence[Any]] = HARMLESS, place: str = ""
+) -> None:
+    """Raises Unimplemented for the first field that asks for something missing; unknown names are not its business.
+    `harmless`: by name the values that ask for nothing; `place`: prefix of the names, as in `options.`."""
+    for name, value in fields.items():
+        if name in harmless and value not in harmless[name]:
+            raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
+
+
+def _remedy(name: str) -> str:
+    return f"; send {INSTEAD[name]} instead" if name in INSTEAD else "; leave it out"

@@ -1,0 +1,224 @@
+"""What a sampling field may be, and what its sender reads if it is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from quire.services.frontend.input_processor.sampling import beam_rules, plain_parameters
+from quire.services.frontend.input_processor.sampling.rule import Rule
+from quire.services.frontend.request.request import RepetitionDetection, Sampling
+from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared.errors import InvalidArgument
+from quire.shared.greedy import is_greedy
+
+LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
+MAX_SAMPLES = 16384
+MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 100.0
+WHOLE_VOCABULARY = -1
+UNBOUNDED = -1  # thinking_token_budget
+SEED_BOUND = 2**63
+MAX_REPETITION_PENALTY = 1e30  # beyond, logits divided or multiplied by it are infinite in single precision
+MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
+MAX_BUDGET = 2**31 - 1  # more than any context
+MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
+NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
+
+
+def _detection(sampling: Sampling) -> RepetitionDetection:
+    return sampling.repetition_detection or NO_DETECTION
+
+
+RULES = (
+    Rule("n", lambda s: s.n >= 1, "n must be at least 1, got {s.n}."),
+    Rule("n", lambda s: s.n <= MAX_SAMPLES, f"n must be at most {MAX_SAMPLES}, got {{s.n}}."),
+    *plain_parameters.RULES,
+    Rule(
+        "repetition_penalty",
+        lambda s: math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0,
+        "repetition_penalty must be greater than zero, got {s.repetition_penalty}.",
+    ),
+    Rule(
+        "repetition_penalty",
+        lambda s: 1 / MAX_REPETITION_PENALTY <= s.repetition_penalty <= MAX_REPETITION_PENALTY,
+        f"repetition_penalty must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}], "
+        "got {s.repetition_penalty}.",
+    ),
+    Rule("temperature", lambda s: s.temperature >= 0, "temperature must be non-negative, got {s.temperature}."),
+    Rule("temperature", lambda s: s.temperature <= 2, "temperature must be in [0, 2], got {s.temperature}."),
+    Rule("top_p", lambda s: 0 < s.top_p <= 1, "top_p must be in (0, 1], got {s.top_p}."),
+    Rule("top_k", lambda s: s.top_k >= -1, "top_k must be 0 (disable), or at least 1, got {s.top_k}."),
+    Rule("min_p", lambda s: 0 <= s.min_p <= 1, "min_p must be in [0, 1], got {s.min_p}."),
+    Rule(
+        "seed",
+        lambda s: s.seed is None or -SEED_BOUND <= s.seed < SEED_BOUND,
+        "seed must be in [-2^63, 2^63 - 1], got {s.seed}.",
+    ),
+    Rule(
+        "max_tokens",
+        lambda s: s.max_tokens is None or s.max_tokens >= 1,
+        "max_tokens must be at least 1, got {s.max_tokens}.",
+    ),
+    Rule(
+        "min_tokens",
+        lambda s: s.min_tokens >= 0,
+        "min_tokens must be greater than or equal to 0, got {s.min_tokens}.",
+    ),
+    Rule(
+        "min_tokens",
+        lambda s: s.max_tokens is None or s.min_tokens <= s.max_tokens,
+        "min_tokens must be less than or equal to max_tokens={s.max_tokens}, got {s.min_tokens}.",
+    ),
+    Rule("stop", lambda s: all(s.stop), "stop cannot contain an empty string."),
+    Rule(
+        "stop",
+        lambda s: s.detokenize or not s.stop,
+        "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+    ),
+    Rule("bad_words", lambda s: all(s.bad_words), "bad_words cannot contain an empty string."),
+    Rule(
+        "bad_words",
+        lambda s: len(s.bad_words) <= MAX_BAD_WORDS,
+        f"bad_words must have at most {MAX_BAD_WORDS} entries.",
+    ),
+    Rule(
+        "logprobs",
+        lambda s: s.logprobs is None or s.logprobs >= WHOLE_VOCABULARY,
+        "logprobs must be non-negative or -1, got {s.logprobs}.",
+    ),
+    Rule(
+        "prompt_logprobs",
+        lambda s: s.prompt_logprobs is None or s.prompt_logprobs >= WHOLE_VOCABULARY,
+        "prompt_logprobs must be non-negative or -1, got {s.prompt_logprobs}.",
+    ),
+    Rule(
+        "prompt_logprob_start",
+        lambda s: s.prompt_logprob_start >= 0,
+        "prompt_logprob_start must be non-negative, got {s.prompt_logprob_start}.",
+    ),
+    Rule(
+        "prompt_logprob_start",
+        lambda s: s.prompt_logprob_start == 0 or s.prompt_logprobs is not None or bool(s.prompt_logprob_token_ids),
+        "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids.",
+    ),
+    Rule(
+        "prompt_logprob_token_ids",
+        lambda s: max(map(len, s.prompt_logprob_token_ids), default=0) <= MAX_LOGPROB_TOKEN_IDS,
+        f"prompt_logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries for a position.",
+    ),
+    Rule(
+        "logprob_token_ids",
+        lambda s: len(s.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS,
+        f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries.",
+    ),
+    Rule(
+        "thinking_token_budget",
+        lambda s: s.thinking_token_budget is None or UNBOUNDED <= s.thinking_token_budget <= MAX_BUDGET,
+        "thinking_token_budget must be -1, or at least 0 and at most 2^31 - 1, got {s.thinking_token_budget}.",
+    ),
+    Rule(
+        "logit_bias",
+        lambda s: not any(math.isnan(bias) for bias in s.logit_bias.values()),
+        "logit_bias must hold numbers, got {s.logit_bias}.",
+    ),
+    Rule(
+        "allowed_token_ids",
+        lambda s: s.allowed_token_ids is None or len(s.allowed_token_ids) > 0,
+        "allowed_token_ids is not None and empty!",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).min_pattern_size >= 1,
+        "repetition_detection: min_pattern_size must be at least 1, got {s.repetition_detection.min_pattern_size}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).max_pattern_size >= _detection(s).min_pattern_size,
+        "repetition_detection: max_pattern_size must be at least min_pattern_size="
+        "{s.repetition_detection.min_pattern_size}, got {s.repetition_detection.max_pattern_size}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).min_count >= 2,
+        "repetition_detection: min_count must be at least 2, got {s.repetition_detection.min_count}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).max_pattern_size * _detection(s).min_count <= MAX_REPETITION,
+        f"repetition_detection: max_pattern_size * min_count must be at most {MAX_REPETITION}.",
+    ),
+    Rule(
+        "structured_output",
+        lambda s: s.structured_output is None or s.detokenize,
+        "structured_output constrains text: detokenize must be true.",
+    ),
+    *beam_rules.RULES,
+    Rule(
+        "n",
+        lambda s: s.n == 1 or s.beam_search is not None or not is_greedy(s.temperature),
+        "n must be 1 when using greedy sampling, got {s.n}.",
+    ),
+)
+
+
+def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
+    """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
+    values: dict[str, Any] = dict(defaults.sampling)
+    if given.get("beam_search") is not None:
+        values.pop("repetition_penalty", None)  # meant for sampling
+    values |= {name: value for name, value in given.items() if value is not None}
+    plain = {name: values.pop(name) for name in plain_parameters.NAMES & values.keys()}
+    return Sampling(**values, plain=plain)
+
+
+def check(sampling: Sampling) -> None:
+    """The rules that need no model; raises InvalidArgument naming the first field that breaks one."""
+    for rule in RULES:
+        if not rule.holds(sampling):
+            raise InvalidArgument(rule.text.format(s=sampling), field=rule.field)
+
+
+def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
+    """The rules that depend on the model and the workers."""
+    for field, ids in (
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("logit_bias", sampling.logit_bias),
+        ("logprob_token_ids", sampling.logprob_token_ids),
+        ("prompt_logprob_token_ids", [*chain(*sampling.prompt_logprob_token_ids)]),
+    ):
+        wrong = [i for i in ids if not 0 <= i < vocab_size]
+        if wrong:
+            raise InvalidArgument(f"{field} contains out-of-vocab token ids: {wrong[:8]}.", field=field)
+    beam_rules.check_logprobs(sampling)
+    for kind, field, wanted in (
+        ("sample", "logprobs", sampling.logprobs),
+        ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
+    ):
+        asked = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
+        if asked > max_logprobs:
+            message = f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {max_logprobs}"
+            raise InvalidArgument(message, field=field)
+
+
+def settle(sampling: Sampling) -> Sampling:
+    """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
+    if is_greedy(sampling.temperature):
+        sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    elif sampling.temperature < LOWEST_TEMPERATURE:
+        sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
+    budget = sampling.thinking_token_budget
+    settled: dict[str, Any] = {
+        "top_k": min(max(sampling.top_k, 0), MAX_TOP_K),
+        "seed": None if sampling.seed == -1 else sampling.seed,
+        "thinking_token_budget": None if budget == UNBOUNDED else budget,
+        "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),
+        "logit_bias": {i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
+    }
+    changed = {name: value for name, value in settled.items() if value != getattr(sampling, name)}
+    return replace(sampling, **changed) if changed else sampling  # a copy costs as much as all rules

@@ -1,0 +1,1 @@
+"""Operators' work on schedulers and adapters, whichever edge it comes through."""

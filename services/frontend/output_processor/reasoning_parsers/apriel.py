@@ -1,0 +1,11 @@
+"""Apriel: Here are my reasoning steps: … [BEGIN FINAL RESPONSE] … [END FINAL RESPONSE]
+
+The first line stands in the prompt already where the template is that of 1.6."""
+
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import Frame, delimited
+
+FORMAT = delimited(
+    "Here are my reasoning steps:",
+    "[BEGIN FINAL RESPONSE]",
+    frame=Frame((), "[END FINAL RESPONSE]", may_be_open=True),
+)

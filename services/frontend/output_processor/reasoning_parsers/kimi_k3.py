@@ -1,0 +1,19 @@
+"""Kimi K3: <|open|>think<|sep|>…<|close|>think<|sep|><|open|>response<|sep|>…<|close|>response<|sep|>
+
+The prompt ends with the first tag of the two elements that comes."""
+
+from dataclasses import replace
+
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import Frame, delimited
+
+OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
+RESPONSE = f"{OPEN}response{SEPARATOR}"
+FORMAT = replace(
+    delimited(
+        f"{OPEN}think{SEPARATOR}",
+        f"{CLOSE}think{SEPARATOR}",
+        frame=Frame((RESPONSE,), f"{CLOSE}response{SEPARATOR}", may_be_open=True),
+    ),
+    tokens=(OPEN, CLOSE, SEPARATOR),
+    content_start=RESPONSE,
+)

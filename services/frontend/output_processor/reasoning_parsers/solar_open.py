@@ -1,0 +1,13 @@
+"""Solar Open: <|think|>…<|end|><|begin|>assistant<|content|>…<|end|>"""
+
+from dataclasses import replace
+
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import Frame, delimited
+
+BEGIN, CONTENT, END = "<|begin|>assistant", "<|content|>", "<|end|>"
+FORMAT = replace(
+    delimited("<|think|>", END, frame=Frame((f"{BEGIN}{CONTENT}", CONTENT), END)),
+    tokens=("<|think|>", "<|begin|>", CONTENT, END),
+    after_end=BEGIN,
+    content_start=CONTENT,
+)

@@ -1,0 +1,92 @@
+"""Functionary 3.1: <function=add>{"a": 1}</function>, and <|python_tag|> in front of code for a tool named python; 3.2
+writes messages to recipients, the first >>> of which ends the prompt:
+
+>>>all
+Let me see.>>>add
+{"a": 1}
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.services.frontend.output_processor.parsing import json_repair
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks, no_call
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+FUNCTION, FUNCTION_END, PYTHON_TAG = "<function=", "</function>", "<|python_tag|>"
+MARKUP = CallMarkup((FUNCTION, PYTHON_TAG), (FUNCTION_END,))
+RECIPIENT, EVERYBODY = ">>>", "all"
+RECIPIENTS = Markers(RECIPIENT)
+NAME = re.compile(r"[^<>{}\s]+")
+INTERPRETER, CODE = "python", "code"  # the tool whose calls are no JSON, and its parameter where it declares none
+
+
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    return call_blocks(scan, writer, MARKUP, lambda start: _call(scan, writer, schemas, start))
+
+
+def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) -> Steps[None]:
+    if start == PYTHON_TAG:
+        yield from _arguments(scan, writer, schemas, INTERPRETER)
+        return
+    name = yield from scan.whole(NAME, LONGEST_NAME)
+    yield from scan.expect(">")
+    yield from scan.skip_space()
+    if not name:
+        raise Malformed
+    yield from _arguments(scan, writer, schemas, name)
+
+
+def read_recipients(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    """Three brackets stand in many answers: only those with a recipient behind them begin a message."""
+    yield from scan.skip_space()
+    yield from scan.try_text(RECIPIENT)
+    while True:
+        try:
+            yield from _message(scan, writer, schemas)
+        except Malformed:
+            no_call(scan, writer)
+        if not (yield from scan.until(RECIPIENTS, writer.content)):
+            return
+
+
+def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    name = yield from scan.whole(NAME, LONGEST_NAME)
+    yield from scan.expect("\n")
+    if name not in (EVERYBODY, *schemas.names):
+        raise Malformed
+    if name != EVERYBODY:
+        yield from scan.skip_space()
+        yield from _arguments(scan, writer, schemas, name)
+        yield from scan.skip_space()
+    scan.settle()
+
+
+def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
+    """An object of JSON, or the interpreter's code up to the end of the text."""
+    if name == INTERPRETER and not (yield from scan.comes("{")):
+        out = writer.start(name)
+        out.begin("{")
+        out.key(quoted(next(iter(schemas.parameters(name)), CODE)))
+        while (yield from scan.peek()):
+            out.string_part(quoted(scan.rest()))
+        out.end_string()
+        out.end()
+    elif (yield from scan.comes("{")):
+        yield from json_repair.value(scan, writer.start(name))
+    else:
+        raise Malformed
+    writer.end_call()
+
+
+TAGGED = Wording(json_arguments(f"{FUNCTION}NAME>", FUNCTION_END, quote=False), between="")
+ADDRESSED = Wording(json_arguments("NAME\n", "", quote=False), between=RECIPIENT)
+FORMAT = ToolFormat(read, (FUNCTION, PYTHON_TAG), wordings=(TAGGED,), starts=MARKUP.starts)
+V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,))

@@ -1,0 +1,15 @@
+"""Hunyuan 3:
+
+<tool_calls>
+<tool_call>add<tool_sep>
+<arg_key>a</arg_key>
+<arg_value>1</arg_value>
+</tool_call>
+</tool_calls>
+
+Published checkpoints write each tag's name with :opensource behind it.
+"""
+
+from quire.services.frontend.output_processor.parsing.key_value_calls import PairTags, paired
+
+FORMAT = paired(PairTags(suffixes=("", ":opensource"), separator="tool_sep", block="tool_calls"))

@@ -1,0 +1,114 @@
+"""MiniMax M3, with ]<]minimax[>[ in front of each tag:
+
+<tool_call>
+<invoke name="add"><a>1</a><tags><item>x</item><item>y</item></tags><range><min>0</min></range></invoke>
+</tool_call>
+
+Objects and lists are elements again; nothing says which is which but the tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.marked_tags import Tag, TagMarks, marked_calls
+from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import SchemaPart, ToolSchemas
+from quire.services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments, as_json
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+
+MARK = "]<]minimax[>["
+TAGS = TagMarks({MARK: False}, opening="<", ends_with_slash=True)
+BLOCK, CALL, ITEM = "tool_call", "invoke", "item"
+DEEPEST = 64
+
+
+class _Reading:
+    """One text on its way."""
+
+    def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
+        self._scan = scan
+        self._writer = writer
+        self._schemas = schemas
+
+    def run(self) -> Steps[None]:
+        yield from marked_calls(self._scan, self._writer, TAGS, self._element)
+
+    def _element(self, tag: Tag) -> Steps[bool]:
+        if tag.name == CALL and not tag.is_end:
+            yield from self._call(tag.attributes.get("name", ""))
+        return tag.name in (BLOCK, CALL)
+
+    def _call(self, name: str) -> Steps[None]:
+        """Up to the end of the call, or in front of a tag that belongs to no call."""
+        if not name:
+            raise Malformed
+        arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
+        while True:
+            yield from self._scan.skip_space()
+            begin = self._scan.at
+            tag = yield from TAGS.next_tag(self._scan)
+            if tag.name in (BLOCK, CALL):
+                self._scan.at = self._scan.at if tag.is_end and tag.name == CALL else begin
+                break
+            if not tag.is_end:
+                yield from self._parameter(arguments, self._schemas.part(name, tag.name), tag.name)
+        arguments.end()
+        self._writer.end_call()
+
+    def _parameter(self, arguments: TypedArguments, part: SchemaPart, name: str) -> Steps[None]:
+        """Its end tag may be missing in front of another tag."""
+        if part.types == STRING:
+            mark = yield from arguments.parameter(name, STRING, TAGS.in_values)
+            self._scan.at -= len(mark)
+        else:
+            arguments.add(name, (yield from self._value(part, name, 0)))
+
+    def _value(self, part: SchemaPart, name: str, depth: int) -> Steps[str]:
+        """Returns a value as JSON, from behind its tag up to the end of its element."""
+        texts: list[str] = []
+        elements: list[tuple[str, str]] = []
+        while mark := (yield from self._scan.until(TAGS.in_values, texts.append)):
+            begin = self._scan.at - len(mark)
+            tag = yield from TAGS.tag(self._scan, mark)
+            if tag.is_end or tag.name in (BLOCK, CALL):
+                self._scan.at = self._scan.at if tag.name == name else begin
+                return _container(elements, part) if elements else _leaf("".join(texts), part)
+            if depth == DEEPEST:
+                break
+            elements.append((tag.name, (yield from self._value(part.inner(tag.name), tag.name, depth + 1))))
+        raise Malformed
+
+
+def _leaf(text: str, part: SchemaPart) -> str:
+    if not text.strip(WHITE) and "string" not in part.types:
+        return next((empty for kind, empty in (("array", "[]"), ("object", "{}")) if kind in part.types), '""')
+    return as_json(text, part.types)
+
+
+def _container(elements: list[tuple[str, str]], part: SchemaPart) -> str:
+    """Elements as a list where the schema wants one, or does not say and all are named as items."""
+    is_list, is_object = "array" in part.types, "object" in part.types
+    if is_list if is_list != is_object else all(name == ITEM for name, _ in elements):
+        return f"[{', '.join(value for _, value in elements)}]"
+    members: dict[str, list[str]] = {}
+    for name, value in elements:
+        members.setdefault(name, []).append(value)
+    return f"{{{', '.join(f'{_key(name)}: {_joined(values)}' for name, values in members.items())}}}"
+
+
+def _key(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _joined(values: list[str]) -> str:
+    """An element that comes more than once holds a list."""
+    return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+
+
+def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    return _Reading(scan, writer, schemas).run()
+
+
+FORMAT = ToolFormat(read, (MARK,), starts=(f"{MARK}<{BLOCK}>", f'{MARK}<{CALL} name="'))

@@ -1,0 +1,70 @@
+"""Solar Open: <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add<|tool_call:args|>{"a": 1}
+<|tool_call:end|><|calls|>, as a message of its own where something was written before."""
+
+import re
+import secrets
+import string
+
+from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.delimited_calls import arguments
+from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
+from quire.services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.request.request import Tool
+
+BLOCK, BLOCK_END = "<|tool_calls|>", "<|calls|>"
+MESSAGE = f"<|begin|>assistant{BLOCK}"
+CALL, NAME, ARGUMENTS, CALL_END = "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
+STARTS = (MESSAGE, CALL)
+ENDS = Markers(CALL_END, BLOCK_END, CALL)
+MARKUP = CallMarkup(
+    STARTS, (BLOCK_END,), inner_ends=(CALL_END,), scraps=re.compile(f"{re.escape(NAME)}|{re.escape(ARGUMENTS)}")
+)
+WORD = re.compile(r"[^<>\s]+")
+ID_LENGTH = 10
+ALPHABET = string.ascii_lowercase + string.digits
+
+
+def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
+    """The prompt may have begun the message."""
+    yield from scan.skip_space()
+    if (yield from scan.try_text(BLOCK)):
+        scan.settle()
+    yield from call_blocks(scan, writer, MARKUP, lambda start: _calls(scan, writer, start))
+
+
+def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
+    if start != CALL:
+        yield from scan.skip_space()
+        yield from scan.expect(CALL)
+    more = CALL
+    while more == CALL:
+        call_id = yield from scan.whole(WORD, LONGEST_NAME)
+        yield from scan.expect(NAME)
+        name = yield from scan.whole(WORD, LONGEST_NAME)
+        yield from scan.expect(ARGUMENTS)
+        if not name:
+            raise Malformed
+        more = yield from arguments(scan, writer, writer.start(name, call_id), ENDS)
+        if more == BLOCK_END:
+            scan.at -= len(BLOCK_END)
+        elif more == CALL_END:
+            scan.settle()
+            yield from scan.skip_space()
+            more = yield from scan.try_text(CALL)
+
+
+def new_id(_index: int, _name: str) -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
+
+
+def _worded(tool: Tool) -> Json:
+    call_id = {"type": "regex", "pattern": f"[a-z0-9]{{{ID_LENGTH}}}"}
+    return sequence(CALL, call_id, f"{NAME}{tool.name}{ARGUMENTS}", schema(arguments_schema(tool)), CALL_END)
+
+
+WORDING = Wording(_worded, before=BLOCK, between="", after=BLOCK_END)
+FORMAT = ToolFormat(read, (BLOCK, "<|begin|>", CALL, NAME, ARGUMENTS, CALL_END, BLOCK_END), new_id, (WORDING,), STARTS)

@@ -1,0 +1,170 @@
+"""What lies below a worker's device, as its settings say."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quire.services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
+from quire.services.worker.kv.kv_cache import LayerCache
+from quire.services.worker.kv.kv_memory import GIB, BlockShape
+from quire.services.worker.layers.placement import LayerPlacement
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.models.loading.loader import FILES
+from quire.services.worker.offload import host_region
+from quire.services.worker.offload.block_file import HEADER_BYTES
+from quire.services.worker.offload.disk_store import DiskObserver, DiskStore
+from quire.services.worker.offload.folder import BlockFolder, OwnFolder
+from quire.services.worker.offload.host_region import HostRegion
+from quire.services.worker.offload.identity import identity_of, weights_digest
+from quire.services.worker.offload.tiers import Tiers
+from quire.services.worker.spec_decode.drafter import Drafter
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.kv_specs import KVGroup
+from quire.shared.logs import logger
+from quire.shared.settings import WorkerSettings
+from quire.shared.worker_limits import MOST_BLOCKS
+
+log = logger("worker.offload")
+
+FILE_GRAIN = 4096  # bytes that a file takes up
+
+
+def open_tiers(
+    settings: WorkerSettings,
+    fitting: WorkerLimits,
+    memory: Sequence[LayerCache],
+    shape: BlockShape,
+    drafter: Drafter | None,
+    *,
+    place: LayerPlacement,
+    layout: bytes,
+    observer: DiskObserver,
+) -> Tiers:
+    """`layout`: what the bytes of a block mean, as workers tell each other. Raises InvalidArgument."""
+    size, folder = settings.kv_offloading_size, settings.kv_offloading_disk
+    if not size:
+        if folder or settings.kv_offloading_disk_size:
+            raise InvalidArgument(
+                f"kv_offloading_disk: {folder!r}: blocks reach the disk through host memory: kv_offloading_size must "
+                "say how much of it",
+                field="kv_offloading_disk",
+            )
+        return Tiers()
+    reason = _reason_against(settings, drafter)
+    if reason:
+        raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
+    _check_ranks(settings)
+    if bool(folder) != bool(settings.kv_offloading_disk_size):
+        raise InvalidArgument(
+            f"kv_offloading_disk_size: {settings.kv_offloading_disk_size} GiB in the folder {folder!r}: one needs the "
+            "other",
+            field="kv_offloading_disk_size",
+        )
+    name = BlockIdentity(settings, layout, fitting.layout.groups)
+    host_memory = _open_host_memory(settings, memory, shape, name, place)
+    disk = _open_disk(settings, host_memory, name, observer) if folder else None
+    return Tiers(host_memory, disk, name.known)
+
+
+def _reason_against(settings: WorkerSettings, drafter: Drafter | None) -> str:
+    if settings.pipeline_parallel_size > 1:
+        return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
+    if settings.context_parallel_size > 1:
+        return f"not with context_parallel_size {settings.context_parallel_size}: every rank would keep all of it again"
+    if drafter is not None and drafter.block_bytes:
+        return "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
+    return ""
+
+
+def _check_ranks(settings: WorkerSettings) -> None:
+    """What outlives the worker has one owner."""
+    for field in ("kv_offloading_region", "kv_offloading_disk"):
+        folder = getattr(settings, field)
+        if folder and settings.num_ranks > 1:
+            reason = f"each of {settings.num_ranks} ranks has a part of every block, in memory of its own"
+            raise InvalidArgument(f"{field}: {folder!r}: {reason}", field=field)
+
+
+def _open_host_memory(
+    settings: WorkerSettings,
+    memory: Sequence[LayerCache],
+    shape: BlockShape,
+    name: BlockIdentity,
+    place: LayerPlacement,
+) -> HostMemory:
+    gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
+    if not parent:  # all ranks have as many places, and share the memory out among them
+        num_places = count_places(gib, shape, num_ranks=settings.num_ranks, num_hosts=settings.nnodes)
+        return open_host_memory(memory, place.least(num_places))
+    folder = OwnFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
+    try:
+        num_places = count_places(gib, shape, already=host_region.is_there(folder))
+        region = HostRegion(folder, name.of(folder), num_places, shape.num_bytes)
+    except BaseException:
+        folder.close()
+        raise
+    return open_host_memory(memory, num_places, region)
+
+
+def _open_disk(
+    settings: WorkerSettings, host_memory: HostMemory, name: BlockIdentity, observer: DiskObserver
+) -> DiskStore:
+    parent, gib = Path(settings.kv_offloading_disk).expanduser(), settings.kv_offloading_disk_size
+    file_bytes = -(-(host_memory.block_bytes + HEADER_BYTES) // FILE_GRAIN) * FILE_GRAIN
+    num_places = int(gib * GIB) // file_bytes
+    if not 1 <= num_places <= MOST_BLOCKS:
+        raise InvalidArgument(
+            f"kv_offloading_disk_size: {gib} GiB has room for {num_places} files of {file_bytes} bytes; 1 to "
+            f"{MOST_BLOCKS} are possible",
+            field="kv_offloading_disk_size",
+        )
+    started = time.perf_counter()
+    own = OwnFolder(parent, settings.name, "kv_offloading_disk")
+    folder = BlockFolder(own)
+    try:
+        disk = DiskStore(folder, name.of(own), name.about, host_memory, num_places, observer=observer)
+        _check_room(parent, gib, num_places * file_bytes, len(disk.held()) * file_bytes)
+    except OSError as error:
+        text = f"kv_offloading_disk: {str(folder.present)!r}: {error.strerror}"
+        raise InvalidArgument(text, field="kv_offloading_disk") from None
+    took_s = round(time.perf_counter() - started, 2)
+    log.info("disk for KV", folder=str(folder.present), blocks=num_places, found=len(disk.held()), seconds=took_s)
+    return disk
+
+
+def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> None:
+    free = shutil.disk_usage(parent).free + held_bytes
+    if num_bytes > free:
+        raise InvalidArgument(
+            f"kv_offloading_disk_size: {gib} GiB is more than the {free / GIB:.1f} GiB that {str(parent)!r} has free",
+            field="kv_offloading_disk_size",
+        )
+
+
+class BlockIdentity:
+    """What the bytes of this worker's blocks mean, worked out when somebody asks."""
+
+    def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:
+        self._settings, self._layout, self._groups = settings, layout, groups
+        self.known = b""  # empty: nobody has asked
+        self.about: Mapping[str, object] = {}
+
+    def of(self, folder: OwnFolder) -> bytes:
+        """`folder`: where digests of weights are noted."""
+        settings = self._settings
+        if not self.known:
+            dummy = settings.load_format == "dummy"
+            weights = f"dummy {settings.seed}" if dummy else weights_digest(Path(settings.model), FILES, folder.digests)
+            self.known, self.about = identity_of(
+                self._layout,
+                weights,
+                model=Path(settings.model).name,
+                device=settings.device,
+                kv_cache_dtype=settings.kv_cache_dtype,
+                batch_invariant=settings.batch_invariant,
+                groups=[f"{group.spec}: layers {', '.join(map(str, group.layers))}" for group in self._groups],
+            )
+        return self.known

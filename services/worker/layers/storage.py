@@ -1,0 +1,17 @@
+"""Releases the memory of tensors that is allocated again later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def deallocate(tensor: Tensor) -> None:
+    """Releases the storage of a tensor; it and its views keep their shapes."""
+    tensor.untyped_storage().resize_(0)
+
+
+def is_empty(tensor: Tensor) -> bool:
+    return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()

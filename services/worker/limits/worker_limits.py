@@ -1,0 +1,107 @@
+"""The limits of a worker: from settings, the model and the device, before memory is known and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.services.worker.limits.kv_layout import ONE_GROUP, KVLayout
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings import WorkerSettings
+from quire.shared.worker_limits import MOST_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """What 0 in the settings stands for."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+DEFAULTS = {
+    "cpu": DeviceDefaults(block_size=16, max_num_seqs=128, max_num_batched_tokens=2048),
+    "cuda": DeviceDefaults(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker can hold at a time."""
+
+    block_size: int  # token positions
+    max_num_seqs: int  # slots
+    max_num_batched_tokens: int  # tokens in a step
+    max_model_len: int  # tokens in a sequence
+    num_blocks: int = 0  # null block included; 0: memory is not measured yet
+    layout: KVLayout = ONE_GROUP
+    num_micro_batches: int = 1  # as many as there are stages: slot s is of micro-batch s % num_micro_batches
+
+    @property
+    def num_groups(self) -> int:
+        """Of KV: each has a block table of max_blocks_per_seq for every slot."""
+        return self.layout.num_groups
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that one sequence can have if it has all blocks: no sequence has the null block."""
+        return self.layout.longest(self.num_blocks - 1, self.block_size)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return 0 if self.layout.keeps_nothing else -(-self.max_model_len // self.block_size)
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many sequences of max_model_len fit at a time."""
+        return (self.num_blocks - 1) / self.most_pages_per_seq
+
+    @property
+    def most_pages_per_seq(self) -> int:
+        """That a sequence of max_model_len holds, one step after the other."""
+        blocks = self.max_blocks_per_seq
+        in_windows = (min(blocks, -(-length // self.block_size) + 1) for _, length in self.layout.windows)
+        return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
+
+
+def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> WorkerLimits:
+    """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow; `block_size`: what
+    0 stands for in the settings, 0: the device's default."""
+    defaults = DEFAULTS[settings.device]
+    limits = WorkerLimits(
+        block_size=settings.block_size or block_size or defaults.block_size,
+        max_num_seqs=settings.max_num_seqs or defaults.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens or defaults.max_num_batched_tokens,
+        max_model_len=settings.max_model_len or model_max_len,
+    )
+    if limits.max_model_len > model_max_len:
+        raise InvalidArgument(
+            f"max_model_len: {limits.max_model_len} is longer than the model's {model_max_len} positions",
+            field="max_model_len",
+        )
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise InvalidArgument(
+            f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
+            f"{limits.max_num_seqs}: every running sequence needs one token of a step",
+            field="max_num_batched_tokens",
+        )
+    return limits
+
+
+def fit(limits: WorkerLimits, num_blocks: int, *, explicit: bool) -> WorkerLimits:
+    """The limits with `num_blocks`; shortens max_model_len to what fits, unless it was asked for (`explicit`)."""
+    sized = replace(limits, num_blocks=min(num_blocks, MOST_BLOCKS))
+    if sized.num_tokens < 1:
+        raise InvalidArgument(
+            f"num_blocks: {num_blocks} KV blocks hold no sequence (one is the null block): more memory is needed",
+            field="num_blocks",
+        )
+    if limits.max_model_len <= sized.num_tokens:
+        return sized
+    if explicit:
+        raise InvalidArgument(
+            f"max_model_len: {limits.max_model_len} tokens do not fit in the KV memory, which holds {sized.num_tokens} "
+            f"({num_blocks} blocks of {limits.block_size}, one of them null)",
+            field="max_model_len",
+        )
+    return replace(sized, max_model_len=sized.num_tokens)

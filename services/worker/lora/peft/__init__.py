@@ -1,0 +1,1 @@
+"""Adapters as PEFT stores them: found, checked and read."""

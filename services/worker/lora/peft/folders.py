@@ -1,0 +1,31 @@
+"""From where a worker takes adapters while it runs: folders that its operator has named, and what lies in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.services.worker.host.allowed_folders import AllowedFolders
+from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.lora.peft.peft_folder import PeftFolder
+from quire.shared.errors import InvalidArgument
+
+
+class AdapterFolders:
+    """Any thread may call."""
+
+    def __init__(self, roots: Sequence[str], max_rank: int, most_bytes: int = peft_folder.MOST_BYTES) -> None:
+        self._allowed = AllowedFolders(roots)
+        self._max_rank, self._most_bytes = max_rank, most_bytes
+
+    def read(self, name: str, path: str) -> PeftFolder:
+        """`path`: absolute, or relative to one of the folders. Raises InvalidArgument, with the same text whether
+        something is there or not where the path leads out of them."""
+        place = self._allowed.find(path)
+        if place is None:
+            text = f"lora_path: {path!r} is not in a folder that this worker takes adapters from (lora_folders)"
+            raise InvalidArgument(text, field="lora_path")
+        for file in (peft_folder.CONFIG, peft_folder.WEIGHTS):
+            if not self._allowed.has(place / file):
+                text = f"lora_path: {path!r} has a {file} that lies outside of lora_folders"
+                raise InvalidArgument(text, field="lora_path")
+        return peft_folder.read(name, place, self._max_rank, self._most_bytes)

@@ -1,0 +1,147 @@
+"""Memory of a GPU that processes on the other GPUs of its host can write to: CUDA's handles for other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from quire.services.worker.device.bytes_at import bytes_at
+from quire.services.worker.device.peer_driver import PeerDriver, PeerMemoryError
+from quire.services.worker.ranks.collectives.copied_sums import CopiedSums, GpuStreams, region_bytes
+from quire.shared.logs import logger
+
+if TYPE_CHECKING:
+    from quire.kernels.triton.rank_sums import RankMailbox
+    from quire.kernels.triton.two_shot_sums import SumExchange
+
+log = logger("worker.ranks")
+
+# By what two H100s take (bench_sums; the figures are in the worker's README). Of a part that is added up in one shot,
+# while ranks are two: above it two shots are faster, which do not send each byte twice. Of more ranks each sends so
+# much in all.
+MOST_BYTES = 1 << 20
+# Of a part that is added up in two, by the number of ranks: with so many programs faster than NCCL at each size that
+# was measured.
+TWO_SHOT_BYTES = {2: 128 << 20}
+OF_OTHERS = 64 << 20  # numbers of ranks that were not measured
+CHUNK_BYTES = 16 << 20  # that a rank adds up at a time: it takes as much memory twice of each other rank
+PROGRAMS = 64  # of a GPU's multiprocessors: 8 are faster up to 2 MiB by 1 us, and slower above
+
+
+class RankStore(Protocol):
+    """Where ranks find what others have put there; get() waits for it."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -> RankMailbox | None:
+    """Every rank calls it. None where this one cannot reach all others; each has to ask them whether they can."""
+    from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
+
+    num_blocks = MOST_BYTES // (size - 1) // (4 * BLOCK)
+    shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox")
+    if shared is None:
+        return None
+    inboxes = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
+    mailbox = RankMailbox(rank, num_blocks, inboxes, torch.zeros(num_blocks, dtype=torch.int32, device=device))
+    weakref.finalize(mailbox, shared.free)
+    return mailbox
+
+
+def open_exchange(
+    store: RankStore, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
+) -> SumExchange | None:
+    """The same for sums of many bytes. `name`: of this one, where there are several."""
+    from quire.kernels.triton import two_shot_sums
+    from quire.kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
+
+    chunk_bytes = CHUNK_BYTES // (size - 1) // BLOCK_BYTES * BLOCK_BYTES
+    shared = _share(store, rank, size, two_shot_sums.region_bytes(size, chunk_bytes), name)
+    if shared is None:
+        return None
+    regions = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
+    calls = torch.zeros(num_programs, dtype=torch.int32, device=device)
+    exchange = SumExchange(rank, chunk_bytes, num_programs, regions, calls)
+    weakref.finalize(exchange, shared.free)
+    return exchange
+
+
+def open_copied_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopiedSums | None:
+    """The same for sums beside products, of two ranks; None for more. Each has to ask whether it was greeted."""
+    shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
+    if shared is None:
+        return None
+    own, peer = shared.addresses[rank], shared.addresses[1 - rank]
+    sums = CopiedSums(PeerDriver.load(), bytes_at(own, region_bytes(), device), peer, GpuStreams(device))
+    weakref.finalize(sums, shared.free)
+    try:
+        sums.greet()
+    except PeerMemoryError as error:
+        log.warning("ranks add up behind products", reason=str(error))
+        return None
+    return sums
+
+
+def two_shot_pays(x: torch.Tensor, size: int) -> bool:
+    """For such a part, which one shot does not take. The same on all ranks."""
+    from quire.kernels.triton.two_shot_sums import two_shot_sum_takes
+
+    return x.nbytes <= TWO_SHOT_BYTES.get(size, OF_OTHERS) and two_shot_sum_takes(x)
+
+
+def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
+    """None where this rank cannot reach all others, which the log says."""
+    shared = _SharedMemory()
+    try:
+        shared.exchange(store, rank, size, num_bytes, name)
+    except (OSError, PeerMemoryError) as error:
+        shared.free()
+        log.warning("ranks have no memory in common", reason=str(error))
+        return None
+    return shared
+
+
+class _SharedMemory:
+    """One piece that is ours, and those of the others, until free()."""
+
+    def __init__(self) -> None:
+        self._driver: PeerDriver | None = None
+        self._own = 0
+        self._others: list[int] = []
+        self.addresses: list[int] = []  # by rank, once exchanged
+
+    def exchange(self, store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> None:
+        """`name`: under which they are found. Whatever fails here, the others learn of it. Raises OSError,
+        PeerMemoryError."""
+        handle = b""
+        try:
+            self._driver = driver = PeerDriver.load()
+            self._own = driver.allocate(num_bytes)
+            handle = driver.handle(self._own)
+        finally:
+            store.set(f"{name} of {rank}", handle.hex())
+        for other in range(size):
+            theirs = handle if other == rank else bytes.fromhex(store.get(f"{name} of {other}").decode())
+            if not theirs:
+                raise PeerMemoryError(f"rank {other} has no memory to share")
+            self.addresses.append(self._own if other == rank else self._open(driver, theirs))
+
+    def free(self) -> None:
+        """At the end of a process there may be nothing left to be freed: the driver's answers are of no interest."""
+        if self._driver is None:
+            return
+        for address in self._others:
+            with contextlib.suppress(PeerMemoryError):
+                self._driver.close(address)
+        if self._own:
+            with contextlib.suppress(PeerMemoryError):
+                self._driver.free(self._own)
+
+    def _open(self, driver: PeerDriver, handle: bytes) -> int:
+        self._others.append(driver.open(handle))
+        return self._others[-1]

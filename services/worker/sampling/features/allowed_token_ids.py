@@ -1,0 +1,51 @@
+"""allowed_token_ids: nothing else may be sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.services.worker.sampling.features.component import Positions, check_token_ids
+from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+
+
+class AllowedTokenIds:
+    """A list of ids for each slot that is restricted."""
+
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
+
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
+        if not admission.sampling.allowed_token_ids:
+            return
+        ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))
+        check_token_ids(ids, self._vocab_size, "allowed_token_ids")
+        self._entries.put(slot, ids, np.zeros(len(ids), dtype=np.float32))
+
+    def release(self, slot: int) -> None:
+        self._entries.drop(slot)
+
+    def bind(self, slots: Rows) -> BoundAllowedTokenIds | None:
+        joined = self._entries.join(slots)
+        return None if joined is None else BoundAllowedTokenIds(joined)
+
+
+class BoundAllowedTokenIds:
+    """Keeps the allowed logits and bans all others of the rows."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        allowed = (self._joined.rows, self._joined.places)
+        kept = logits[allowed]
+        logits.index_fill_(0, self._joined.active_rows, float("-inf"))
+        logits[allowed] = kept
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """Tokens so far do not matter."""

@@ -1,0 +1,49 @@
+"""logit_bias: added to the logits of single tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.services.worker.sampling.features.component import Positions, check_token_ids
+from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+
+
+class LogitBias:
+    """Token ids and their biases, for each slot that has some."""
+
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
+
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
+        bias = admission.sampling.logit_bias
+        if not bias:
+            return
+        ids = np.array(list(bias), dtype=np.int32)
+        check_token_ids(ids, self._vocab_size, "logit_bias")
+        self._entries.put(slot, ids, np.array(list(bias.values()), dtype=np.float32))
+
+    def release(self, slot: int) -> None:
+        self._entries.drop(slot)
+
+    def bind(self, slots: Rows) -> BoundLogitBias | None:
+        joined = self._entries.join(slots)
+        return None if joined is None else BoundLogitBias(joined)
+
+
+class BoundLogitBias:
+    """Adds each bias to its place."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        logits.index_put_((self._joined.rows, self._joined.places), self._joined.values, accumulate=True)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """Tokens so far do not matter."""

@@ -1,0 +1,58 @@
+"""min_tokens: neither end-of-sequence nor stop tokens before so many tokens of output."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.services.worker.sampling.features.component import Positions
+from quire.services.worker.sampling.features.slot_entries import Joined, SlotEntries
+from quire.services.worker.sampling.vocabulary.part import VocabPart
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.slots import Rows
+from quire.shared import columns
+
+
+class MinTokens:
+    """Banned ids, each with the position from which on it is free, for each slot with a minimum."""
+
+    def __init__(self, part: VocabPart, device: torch.device) -> None:
+        self._vocab_size = part.vocab_size
+        self._entries = SlotEntries(part, device)
+
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
+        if not admission.sampling.min_tokens:
+            return
+        eos = columns.u32(admission.eos_token_ids)
+        stops = np.array(admission.sampling.stop_token_ids, dtype=np.uint32)
+        named = np.unique(np.concatenate((eos, stops)))
+        banned = named[named < self._vocab_size].astype(np.int32)  # others cannot be sampled anyway
+        free_from = admission.num_prompt_tokens + admission.sampling.min_tokens
+        if len(banned):
+            self._entries.put(slot, banned, np.full(len(banned), free_from, dtype=np.int32))
+
+    def release(self, slot: int) -> None:
+        self._entries.drop(slot)
+
+    def bind(self, slots: Rows) -> BoundMinTokens | None:
+        joined = self._entries.join(slots)
+        return None if joined is None else BoundMinTokens(joined)
+
+
+class BoundMinTokens:
+    """Bans what is not free yet."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        joined = self._joined
+        if (positions.host[joined.host_rows] >= joined.host_values).all():
+            return
+        early = positions.device[joined.rows] < joined.values
+        bans = torch.zeros(early.shape, device=early.device).masked_fill_(early, float("-inf"))
+        logits.index_put_((joined.rows, joined.places), bans, accumulate=True)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """Positions say how many there are."""

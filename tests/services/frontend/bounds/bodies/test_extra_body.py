@@ -1,0 +1,83 @@
+"""An `extra_body` that a client sends as it stands: its fields act as if they stood in the body."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.services.frontend.bounds.bodies import json_body
+from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.bounds.room import Room
+from quire.shared.errors import InvalidArgument
+from quire.shared.settings.request_limits import RequestLimits
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import ASK, talking, talking_folder
+
+OPEN = "<think>\n"
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": ASK, "max_tokens": 20}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 20}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 20}),
+    ],
+)
+async def test_its_fields_act(talking_model: Path, path: str, body: dict[str, Any]) -> None:
+    """Open-Historia PR 382, Codewhale PR 1480."""
+    async with talking(talking_model, "ok") as (frontend, _, script):
+        sent = {"model": "talking", **body, "extra_body": {**THINKS, "temperature": 0.25, "ttl": 5}}
+        answer = await frontend.http.post(path, json=sent)
+        assert answer.status_code == 200, answer.text
+        wrong = await frontend.http.post(path, json={**sent, "extra_body": {"temprature": 0}})
+        metrics = await frontend.metrics()
+        await frontend.http.post(path, json={**sent, "extra_body": "x"})
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith(OPEN)
+    assert script.submissions[0].sampling.temperature == 0.25
+    assert metrics["quire_unknown_request_fields_total{field=ttl}"] == 1
+    assert wrong.status_code == 400
+    assert "temprature; did you mean 'temperature'" in wrong.text
+    assert not prompt_text(talking_model, prompt_of(script.submissions[1])).endswith(OPEN)
+
+
+def test_fields_inside_count_before_those_outside() -> None:
+    assert opened({"a": 1, "extra_body": {"a": 2, "b": 3}}) == {"a": 2, "b": 3}
+    assert opened({"extra_body": {"extra_body": {"a": 1}}}) == {"extra_body": {"a": 1}}
+    for plain in ({"a": 1}, {"extra_body": None}, {"extra_body": [1]}, "text", None):
+        assert opened(plain) == plain
+
+
+LARGE: list[dict[str, Any]] = [
+    {"messages": ASK * 5000},
+    {"stop": ["a"] * 200},
+    {"metadata": {"a": "b" * 1000}},
+    {f"acme_{number}": 1 for number in range(300)},
+    {"chat_template_kwargs": {"a": "b" * 2_000_000}},
+]
+
+
+@pytest.mark.parametrize("inner", LARGE)
+def test_its_fields_have_the_bounds_of_those_outside(inner: dict[str, Any]) -> None:
+    bodies = [{"messages": ASK} | inner, {"messages": ASK, "extra_body": inner}]
+    refusals = []
+    for body in bodies:
+        with pytest.raises(InvalidArgument) as refused:
+            json_body.check(body, json.dumps(body).encode(), RequestLimits())
+        refusals.append(refused.value.field)
+    assert refusals[0] == refusals[1]
+
+
+def test_a_long_prompt_inside_is_refused_before_it_is_tokenized() -> None:
+    with pytest.raises(InvalidArgument, match="in which at most 4000 characters fit"):
+        json_body.check_prompt({"extra_body": {"prompt": "a" * 5000}}, Room(400, 10))

@@ -1,0 +1,84 @@
+"""All ranks write to each other, or none does."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from quire.services.worker.device import peer_driver
+from quire.services.worker.device.peer_driver import HANDLE_BYTES
+from quire.services.worker.ranks.collectives.peer_memory import MOST_BYTES, open_mailbox
+
+CPU = torch.device("cpu")
+
+
+class Store(dict[str, str]):
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self[key].encode()
+
+
+class Driver:
+    """Gives what it is asked for: addresses that nobody reads."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        self.refuses = ""
+
+    def __getattr__(self, name: str):
+        def call(*arguments: object) -> int:
+            if name in ("cuIpcCloseMemHandle", "cuMemFree_v2"):
+                self.closed.append(name)
+            elif name in ("cuMemAlloc_v2", "cuIpcOpenMemHandle_v2"):
+                arguments[0]._obj.value = 1 << 30 if name == "cuMemAlloc_v2" else 1 << 40
+            return 801 if name == self.refuses else 0
+
+        return call
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: made)
+    return made
+
+
+def test_a_rank_finds_the_memory_of_all(driver: Driver) -> None:
+    store = Store({"inbox of 0": bytes(HANDLE_BYTES).hex(), "inbox of 2": bytes(HANDLE_BYTES).hex()})
+    mailbox = open_mailbox(store, 1, 3, CPU)
+    assert mailbox is not None
+    assert mailbox.inboxes.tolist() == [1 << 40, 1 << 30, 1 << 40]
+    assert mailbox.most_bytes == MOST_BYTES // 2
+    assert len(bytes.fromhex(store["inbox of 1"])) == HANDLE_BYTES
+    del mailbox
+    assert driver.closed == ["cuIpcCloseMemHandle", "cuIpcCloseMemHandle", "cuMemFree_v2"]
+
+
+@pytest.mark.parametrize("step", ["cuMemAlloc_v2", "cuIpcGetMemHandle"])
+def test_a_rank_without_memory_says_so(driver: Driver, step: str) -> None:
+    driver.refuses = step
+    store = Store()
+    assert open_mailbox(store, 0, 2, CPU) is None
+    assert store == {"inbox of 0": ""}
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
+    store = Store()
+    assert open_mailbox(store, 1, 2, CPU) is None
+    assert store == {"inbox of 1": ""}
+
+
+def test_memory_is_not_kept_where_another_rank_has_none(driver: Driver) -> None:
+    assert open_mailbox(Store({"inbox of 1": ""}), 0, 2, CPU) is None
+    assert driver.closed == ["cuMemFree_v2"]
+
+
+def test_memory_is_not_kept_where_another_cannot_be_reached(driver: Driver) -> None:
+    driver.refuses = "cuIpcOpenMemHandle_v2"
+    assert open_mailbox(Store({"inbox of 1": bytes(HANDLE_BYTES).hex()}), 0, 2, CPU) is None
+    assert driver.closed == ["cuMemFree_v2"]

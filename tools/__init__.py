@@ -1,0 +1,1 @@
+"""Programs for developers of Quire, run from a checkout; no wheel contains them."""
