@@ -20,6 +20,7 @@ from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.parts import propose
 from tests.spec_decode.pair import Answer, Pair
 
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
@@ -64,9 +65,8 @@ def drafting(
 
 def know(run: Pair, answers: list[Answer]) -> None:
     """Its worker has mostly right drafts for these from now on."""
-    assert run.replica._speculation is not None
     texts = [answer.prompt + answer.tokens for answer in answers]
-    run.replica._speculation._proposer = Knowing(texts, run.replica.limits.block_size)
+    propose(run.replica, Knowing(texts, run.replica.limits.block_size))
 
 
 def check_drafts(run: Pair) -> None:
@@ -142,10 +142,7 @@ def test_sampled_text_is_that_without_drafts(made: Make) -> None:
     expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     plain.run()
     run = pair(checkpoint, {**THREE, "adaptive_length": True}, **SIZES)
-    assert run.replica._speculation is not None
-    run.replica._speculation._proposer = Knowing(
-        [answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]
-    )
+    propose(run.replica, Knowing([answer.prompt + answer.tokens for answer in expected], SIZES["block_size"]))
     answers = [run.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
     run.run()
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]

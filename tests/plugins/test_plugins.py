@@ -19,6 +19,7 @@ from quire.shared import plugins
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.worker import checkpoints
+from tests.services.worker.parts import whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.spec_decode.pair import Pair, build
@@ -57,7 +58,7 @@ def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
     reasons = []
     for architecture in ("LlamaForCausalLM", "BackwardsLlamaForCausalLM"):
         path.write_text(json.dumps({**config, "architectures": [architecture]}))
-        model = Rig(made.folder).replica._runner._whole_model
+        model = whole_model_of(Rig(made.folder).replica)
         assert isinstance(model, LlamaForCausalLM)
         reasons.append(model_reject_reason(model, model.layers[0]._attention._place))
     assert reasons == [None, "this family computes what is around its layers in a way of its own"]

@@ -7,6 +7,7 @@ import torch
 
 from quire.services.worker.building import rehearsal
 from quire.services.worker.engine.replica import Replica
+from tests.services.worker.parts import runner_of, speculation_of
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -14,26 +15,24 @@ from tests.spec_decode.questions import questions
 
 def rehearsed(method: str) -> Replica:
     replica = build(METHODS[method])
-    assert replica._speculation is not None
     with torch.inference_mode():
-        rehearsal.rehearse(replica, replica._speculation)
+        rehearsal.rehearse(replica, speculation_of(replica))
     return replica
 
 
 def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How many each sequence had, by step of the rehearsal."""
     counts: list[list[int]] = []
-    launch = replica._runner.launch
+    launch = runner_of(replica).launch
 
     def watched(inputs: object, new_blocks: object) -> object:
         drafts = inputs.drafts  # type: ignore[attr-defined]
         counts.append([] if drafts is None else drafts.counts.tolist())
         return launch(inputs, new_blocks)  # type: ignore[arg-type]
 
-    assert replica._speculation is not None
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(replica._runner, "launch", watched)
-        rehearsal.rehearse(replica, replica._speculation)
+        patch.setattr(runner_of(replica), "launch", watched)
+        rehearsal.rehearse(replica, speculation_of(replica))
     return counts
 
 
@@ -61,7 +60,6 @@ def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_worker_too_small_for_it_is_left_alone() -> None:
     replica = build(METHODS["ngram"], num_blocks=3, max_num_seqs=1)
-    assert replica._speculation is not None
     with torch.inference_mode():
-        rehearsal.rehearse(replica, replica._speculation)
+        rehearsal.rehearse(replica, speculation_of(replica))
     assert len(replica.rest().block_ids) == 0

@@ -8,12 +8,12 @@ from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
 from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_drafts_of_states import Knowing
+from tests.services.worker.parts import propose
 
 
 def know(replica: Replica, texts: list[list[int]]) -> None:
     """It has drafts for these."""
-    assert replica._speculation is not None
-    replica._speculation._proposer = Knowing(texts, replica.limits.block_size)
+    propose(replica, Knowing(texts, replica.limits.block_size))
 
 
 def build(texts: list[list[int]], settings: WorkerSettings, seat: Seat) -> RankReplica:

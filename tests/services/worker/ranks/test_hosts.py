@@ -122,14 +122,14 @@ def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_re
         prefill(rig)
         by_turns(rig, 8, 2)
         assert [rig.tokens(one) for one in SLOTS] == [whole.tokens(one) for one in SLOTS]
-        rig._group.check()
+        rig.group.check()
         ranks = children(node.pid)
         assert ranks
         node.kill()
 
         def is_noticed() -> bool:
             try:
-                rig._group.check()
+                rig.group.check()
             except RankFailure as failure:
                 return "rank 1 on node 1 is gone" in failure.message
             return False
@@ -137,7 +137,7 @@ def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_re
         await_that(is_noticed)
         await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
         with pytest.raises(RankFailure, match="node 1"), torch.inference_mode():
-            rig._group.collect(rig._group.broadcast(rig.scheduler.plan()), None)  # type: ignore[arg-type]
+            rig.group.collect(rig.group.broadcast(rig.scheduler.plan()), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_ranks_of_a_host_end_with_rank_0_and_the_host_waits_for_the_next_one(che
         prefill(rig)
         ranks = children(node.pid)
         assert ranks
-        (remote,) = rig._group._nodes.ranks
+        (remote,) = rig.group._nodes.ranks
         assert remote.node.channel is not None
         remote.node.channel.close()  # as when the host of rank 0 is gone
         await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))

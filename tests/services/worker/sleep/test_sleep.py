@@ -22,6 +22,7 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import rows, shaken
+from tests.services.worker.parts import weights_of
 from tests.services.worker.rig import Rig
 
 MIB = 1 << 20
@@ -168,7 +169,7 @@ def test_tensors_move_and_stay_themselves() -> None:
 def test_what_is_given_back_is_what_an_update_overwrites(checkpoint: Make) -> None:
     for family in ("mixtral", "gpt-oss", "deepseek-v3", "granite-tied", "llama4"):
         rig = Rig(checkpoint(family).folder)
-        weights: Any = rig.replica._weights
+        weights: Any = weights_of(rig.replica)
         assert isinstance(weights, Weights)
         with torch.inference_mode():
             weights.stage(checkpoint(family).folder, weights.id)

@@ -24,6 +24,7 @@ from quire.services.worker.structured.fair_filler import FairFiller
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from tests.services.worker.parts import runner_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
 from tests.waiting import until
@@ -209,7 +210,7 @@ def test_a_limit_met_by_a_token_is_named(alone: bool) -> None:
 
 def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: Tokenizer) -> None:
     slow, digits = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa"'), prepare(tiny, regex=r"\d+")
-    masks = tiny.replica._runner.sampler.grammar_masks
+    masks = runner_of(tiny.replica).sampler.grammar_masks
     for _ in range(slow_grammars.MAX_ENDED):
         step(tiny, [admit(tokenizer, 0, slow), admit(tokenizer, 1, digits, sampling=hot(ignore_eos=True))])
         assert not tiny.last_result.failures
@@ -257,7 +258,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     run(tiny, [admit(tokenizer, 0, digits)])
     tiny.step(released=[0])
     hanging = threading.Event()
-    filler = tiny.replica._runner.sampler.grammar_masks.maker._filler
+    filler = runner_of(tiny.replica).sampler.grammar_masks.maker._filler
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(60))
     with monkeypatch.context() as impatient:
         impatient.setattr(mask_maker, "PATIENCE_S", 0.2)
@@ -288,7 +289,7 @@ class Late(Future[None]):
 
 
 def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_step(tiny: Rig) -> None:
-    maker = tiny.replica._runner.sampler.grammar_masks.maker
+    maker = runner_of(tiny.replica).sampler.grammar_masks.maker
     mask_maker.wait(late := Late(mask_maker.NUM_TURNS - 1), maker)
     assert late.done()
     never = Late(mask_maker.NUM_TURNS)
