@@ -53,7 +53,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 256)
     monkeypatch.setattr(importlib.import_module("quire.kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
-    monkeypatch.setattr("quire.services.worker.attention.backends._load", lambda name: Interpreted())
+    monkeypatch.setattr("quire.services.worker.attention.backends.load_backend", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
     monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
     folder = checkpoints.make(request.param, tmp_path, num_hidden_layers=2).folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -37,9 +38,14 @@ def is_closed(connected: socket.socket) -> bool:
         return True
 
 
+def calls_of(page: base.MetricsPage) -> Any:
+    """Returns those that have a place."""
+    return page._server._calls
+
+
 def until_free(page: base.MetricsPage) -> None:
     """A place is given back behind the answer, and behind the end of a connection."""
-    until(lambda: not (page._server._calls), what="places do not come back")
+    until(lambda: not calls_of(page), what="places do not come back")
 
 
 def scrape(page: base.MetricsPage) -> bytes:
@@ -61,6 +67,6 @@ def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage, mon
             held.enter_context(call(page))
         with call(page) as surplus:
             assert is_closed(surplus)
-        assert len(page._server._calls) == 3, "those who were there stay"
+        assert len(calls_of(page)) == 3, "those who were there stay"
     until_free(page)
     assert scrape(page) == b"/metrics"

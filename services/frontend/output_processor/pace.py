@@ -32,9 +32,9 @@ class ReaderPace:
     def __init__(self, observe: Callable[[float], None]) -> None:
         """`observe` is told the seconds of each round, from waking the first reader until all have written."""
         self._observe = observe
-        self._waiting: list[PacedReader] = []
+        self.waiting: list[PacedReader] = []
         self._round = 0
-        self._num_writing = 0  # of this round, those that are not late anyway
+        self.num_writing = 0  # of this round, those that are not late anyway
         self._began_s = self._began_cpu_s = self._next_s = 0.0
         self._is_due = False  # a round has begun or will
         self._end_at: asyncio.TimerHandle | None = None
@@ -43,7 +43,7 @@ class ReaderPace:
         """`reader` has news and waits."""
         if not self._is_due:
             self._call_for_round()
-        self._waiting.append(reader)
+        self.waiting.append(reader)
 
     def returned(self, reader: PacedReader) -> None:
         """`reader` has written, or goes."""
@@ -52,8 +52,8 @@ class ReaderPace:
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late
         reader.round, reader.is_late = 0, perf_counter() - reader.woken_s > LONGEST_ROUND_S
         if counted:
-            self._num_writing -= 1
-            if not self._num_writing:
+            self.num_writing -= 1
+            if not self.num_writing:
                 self._end()
 
     def _call_for_round(self) -> None:
@@ -68,22 +68,22 @@ class ReaderPace:
         self._round += 1
         self._began_s, self._began_cpu_s = perf_counter(), thread_time()
         self._end_at = asyncio.get_running_loop().call_later(LONGEST_ROUND_S, self._end)
-        readers, self._waiting = self._waiting, []
+        readers, self.waiting = self.waiting, []
         for reader in readers:
             if reader.wake():
                 reader.round, reader.woken_s = self._round, self._began_s
-                self._num_writing += not reader.is_late
-        if not self._num_writing:
+                self.num_writing += not reader.is_late
+        if not self.num_writing:
             self._end()
 
     def _end(self) -> None:
         assert self._end_at is not None
         self._end_at.cancel()
         self._end_at = None
-        self._num_writing = 0
+        self.num_writing = 0
         now = perf_counter()
         self._observe(now - self._began_s)
         self._next_s = now + thread_time() - self._began_cpu_s
         self._is_due = False
-        if self._waiting:
+        if self.waiting:
             self._call_for_round()

@@ -33,6 +33,11 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._stays)
 
+    @property
+    def num_sequences(self) -> int:
+        """Of all groups."""
+        return len(self._stay_of)
+
     def enter(self, group: Group, wait_s: float, most_s: float) -> None:
         """`most_s`: however often it is renewed. If it raises, leave() undoes what it did."""
         stay = _Stay(group, len(group), asyncio.get_running_loop().time() + most_s)

@@ -62,9 +62,9 @@ class GrpcTransport:
         self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
-        self._peers = peers
+        self.peers = peers
         # By the address of a worker on this host whose pages could not be opened: when that is tried again.
-        self._out_of_reach: dict[str, float] = {}
+        self.out_of_reach: dict[str, float] = {}
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
         """See PageTransport."""
@@ -75,7 +75,7 @@ class GrpcTransport:
         except _OutOfReach as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
-            self._out_of_reach[source.address] = asyncio.get_running_loop().time() + OUT_OF_REACH_S
+            self.out_of_reach[source.address] = asyncio.get_running_loop().time() + OUT_OF_REACH_S
             async with aclosing(self._fetch(wanted, None)) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
@@ -83,17 +83,17 @@ class GrpcTransport:
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
         """None where they could not be opened lately: another worker may be at that address by now."""
         now = asyncio.get_running_loop().time()
-        self._out_of_reach = {address: until for address, until in self._out_of_reach.items() if until > now}
-        return None if wanted.source.address in self._out_of_reach else self._peers
+        self.out_of_reach = {address: until for address, until in self.out_of_reach.items() if until > now}
+        return None if wanted.source.address in self.out_of_reach else self.peers
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[ArrivedPages, None]:
         """`peers`: may be opened instead."""
         who, address = wanted.source.worker_id, wanted.source.address
-        async with self._connected(address) as connection:
+        async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
                 async with asyncio.timeout(FIRST_PART_S):
-                    await self._ask(call, wanted, peers)
+                    await self.ask(call, wanted, peers)
                 async with aclosing(self._take(call, wanted, peers)) as arrivals:
                     async for arrived in arrivals:
                         yield arrived
@@ -116,10 +116,10 @@ class GrpcTransport:
         while self._connections:
             _, connection = self._connections.popitem()
             await connection.channel.close()
-        if self._peers is not None:
-            await self._peers.close()
+        if self.peers is not None:
+            await self.peers.close()
 
-    async def _ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
+    async def ask(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
         await self._dialler.meet(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
         request = pb.PageRequest(
             epoch=wanted.source.epoch,
@@ -162,7 +162,7 @@ class GrpcTransport:
             raise WrongPages(f"{wanted.source.worker_id} sent {incoming.text}")
 
     @asynccontextmanager
-    async def _connected(self, address: str) -> AsyncIterator[_Connection]:
+    async def connected(self, address: str) -> AsyncIterator[_Connection]:
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = _Connection(self._dialler.connect(address))

@@ -59,7 +59,7 @@ class Running:
 
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
         """Of all schedulers: what they told last."""
-        await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client._sessions))
+        await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client.sessions))
 
     async def until_open(self, is_open: bool) -> None:
         """Until there is a session, or none."""
@@ -74,13 +74,13 @@ class Running:
     @property
     def live(self) -> list[Sequence]:
         """Of all sessions."""
-        return [sequence for session in self.frontend.core.client._sessions for sequence in session.live.values()]
+        return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
     def has_heard(self, script: ScriptedScheduler) -> bool:
         """Whether every token that the script has said has come here."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
-            for session in self.frontend.core.client._sessions
+            for session in self.frontend.core.client.sessions
             for sequence_id, sequence in session.live.items()
         }
         return all(

@@ -223,17 +223,17 @@ def left_behind(frontend: Running) -> dict[str, Any]:
     """What is held for requests, by kind; only what is not zero."""
     parts = frontend.frontend
     client, admission = parts.core.client, parts.door.admission
-    sessions = client._sessions
-    pace = parts.core.generator._pace
+    sessions = client.sessions
+    pace = parts.core.generator.pace
     held = {
         "places": admission.num_samples,
         "tokens": admission.num_tokens,
         "live": sum(len(session.live) for session in sessions),
         "load": sum(session.num_tokens_since_view for session in sessions),
-        "waiting": len(client._room) + len(client._room._stay_of),
-        "refused": len(client._refused) + len(client._refused._stay_of),
-        "writing": pace._num_writing + len(pace._waiting),
-        "turns": len(parts.door.calls.turns._waiting),
+        "waiting": len(client.room) + client.room.num_sequences,
+        "refused": len(client.refused) + client.refused.num_sequences,
+        "writing": pace.num_writing + len(pace.waiting),
+        "turns": len(parts.door.calls.turns.waiting),
     }
     return {kind: number for kind, number in held.items() if number}
 

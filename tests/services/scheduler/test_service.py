@@ -156,7 +156,7 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     start: Start, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[object] = []
-    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments._place)):
+    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments.place)):
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
         monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()

@@ -68,3 +68,23 @@ def give_memory_of_its_own(replica: Replica, num_groups: int = 0) -> None:
     runner = runner_of(replica)
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, table_of(replica).block_table, num_groups)
+
+
+def kept_of(layers: Any) -> list[Any]:
+    """Returns the memory that recurrent layers have for what is kept of drafts."""
+    return [part for layer in layers for part in layer._kept]
+
+
+def filler_of(replica: Replica) -> Any:
+    """Returns what fills the masks of grammars."""
+    return runner_of(replica).sampler.grammar_masks.maker._filler
+
+
+def recorded_keys_of(graphs: Any) -> list[tuple[Any, ...]]:
+    """Returns by what DecodeGraphs find a recording: its rows, and what is shared or adapted in it."""
+    return list(graphs._graphs)
+
+
+def recorded_steps_of(graphs: Any) -> list[tuple[Any, ...]]:
+    """Returns by what ChunkGraphs find a recording: its shape, and whether it is adapted."""
+    return list(graphs._steps)

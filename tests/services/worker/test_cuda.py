@@ -14,7 +14,7 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error, prompt
-from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of
+from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, recorded_keys_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import Search, check
@@ -164,7 +164,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     rig.step(later, {i: 3 * i for i in range(1, 12)})
     for _ in range(4):
         rig.step()
-    assert any(shared for _, shared, _ in decode_graphs_of(rig.replica)._graphs)
+    assert any(shared for _, shared, _ in recorded_keys_of(decode_graphs_of(rig.replica)))
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 

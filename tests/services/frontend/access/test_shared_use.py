@@ -92,10 +92,10 @@ async def test_tokens_count_wherever_they_are_used(frontends: list[Frontend]) ->
 @pytest.mark.parametrize("frontends", [{"tokens_per_day": 1000}], indirect=True)
 async def test_a_day_counts_over_restarts(frontends: list[Frontend]) -> None:
     first, second, _ = frontends
-    day = (await first.shared._redis.time())[0] // DAY_S * DAY_S
+    day = (await first.shared.redis.time())[0] // DAY_S * DAY_S
     for frontend in (first, second):
         frontend.account = Account(frontend.key, lambda: 0.0, lambda: day)
-        frontend.shared._accounts = {"a": frontend.account}
+        frontend.shared.accounts = {"a": frontend.account}
     first.account.charge(1000)
     await first.shared.sync()
     await second.shared.sync()

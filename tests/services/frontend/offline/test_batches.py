@@ -195,13 +195,13 @@ async def test_a_key_that_was_withdrawn_answers_no_more_lines(talking_model: Pat
         script.pause()
         batch_id = (await begun(client, written(line(1), line(2)))).id
         await script.until(lambda: script.submissions)
-        sources = frontend.frontend.door.access._sources
-        frontend.frontend.door.access._sources = ()
+        sources = frontend.frontend.door.access.sources
+        frontend.frontend.door.access.sources = ()
         script.resume()
         await eventually(
             lambda: json.loads((tmp_path / "batches" / f"{batch_id}.json").read_text())["status"] == "completed"
         )
-        frontend.frontend.door.access._sources = sources
+        frontend.frontend.door.access.sources = sources
         batch = await ended(client, batch_id)
         (told,) = await answers(client, batch.error_file_id)
     assert (told["custom_id"], told["response"]["status_code"]) == ("q2", 401)

@@ -76,7 +76,7 @@ async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tok
     pieces = []
     for count, token in enumerate(ids):
         sample.on_tokens([token], [], LENGTH if count == 5 else None, float(count))
-        if mailbox._ready:
+        if mailbox.ready:
             (delta,) = await mailbox.take()
             pieces.append((count, len(delta.token_ids), delta.text))
     assert [(count, size) for count, size, _ in pieces] == [(0, 1), (3, 3), (5, 2)]

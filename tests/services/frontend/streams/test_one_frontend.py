@@ -236,7 +236,7 @@ async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
     await call.read()
     script.pause()
     call.cancel()
-    await eventually(lambda: not any(stream.num_readers for stream in streams._found.values()))
+    await eventually(lambda: not any(stream.num_readers for stream in streams.found.values()))
     clock.now += 49
     await streams.beat()
     assert script.num_running, "somebody may still come"
@@ -297,7 +297,7 @@ async def test_a_stream_whose_client_left_while_it_began_is_counted(
 
     async with running(folder, script.address) as frontend:
         streams = frontend.frontend.core.streams
-        monkeypatch.setattr(streams._store, "create", create)
+        monkeypatch.setattr(streams.store, "create", create)
         call = frontend.inference.Generate(asked("left"))
         await asyncio.wait_for(begins.wait(), 60)
         call.cancel()

@@ -237,7 +237,7 @@ async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder
         pair.script.pause()
         await pair.a.until_heard(pair.script)
         streams = pair.a.frontend.core.streams
-        (made,) = streams._made.values()
+        (made,) = streams.made.values()
         await eventually(lambda: not pair.a.has_news and (not made.maker._keeping.locked()))
         await streams.beat()
         told = await pair.a.metrics()
@@ -255,7 +255,7 @@ async def test_a_request_with_the_id_of_a_stream_that_is_read_here_takes_it_from
     told = [await begun.read()]
     pair.script.pause()
     elsewhere = asyncio.create_task(bare(attach(pair.b, "twice")))
-    await eventually(lambda: any(stream.num_readers for stream in pair.b.frontend.core.streams._found.values()))
+    await eventually(lambda: any(stream.num_readers for stream in pair.b.frontend.core.streams.found.values()))
     refused = await refusal(pair.b.inference.Generate(asked("twice")))
     assert refused.code() == grpc.StatusCode.FAILED_PRECONDITION
     pair.script.resume()

@@ -196,8 +196,8 @@ async def test_turns_survive_those_who_leave() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     async with asyncio.timeout(60), turns.turn(1):
-        assert turns._places == 0
-    assert turns._places == 1
+        assert turns.places == 0
+    assert turns.places == 1
 
 
 async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:

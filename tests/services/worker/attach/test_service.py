@@ -410,14 +410,14 @@ async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """grpc.aio raises CancelledError from a write after the call was cancelled on this side."""
-    worker, take = start(), Attachment._take
+    worker, take = start(), Attachment.take
 
     def fails(attachment: Attachment, plan: pb.StepPlan) -> None:
         take(attachment, plan)
         if attachment.epoch == 5 and plan.step_id == 2:
             raise error
 
-    monkeypatch.setattr(Attachment, "_take", fails)
+    monkeypatch.setattr(Attachment, "take", fails)
     session, _ = await scheduler.attached(epoch=5)
     paper = PaperScheduler(4, 128, epoch=5)
     await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))

@@ -50,8 +50,8 @@ class Interpreted(TritonAttention):
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = backends._load
-    monkeypatch.setattr(backends, "_load", lambda name: Interpreted() if name == "triton" else load(name))
+    load = backends.load_backend
+    monkeypatch.setattr(backends, "load_backend", lambda name: Interpreted() if name == "triton" else load(name))
     monkeypatch.setattr(Interpreted, "num_masked", 0)
     monkeypatch.setattr("quire.kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
     torch.set_num_threads(1)

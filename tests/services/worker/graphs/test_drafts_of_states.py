@@ -28,7 +28,7 @@ from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import SMALL, prompt
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import give_memory_of_its_own, propose, runner_of, table_of, whole_model_of
+from tests.services.worker.parts import give_memory_of_its_own, kept_of, propose, runner_of, table_of, whole_model_of
 from tests.spec_decode.pair import Pair, build
 
 Make = Callable[[str], Checkpoint]
@@ -146,13 +146,13 @@ def test_memory_for_what_is_kept_of_drafts_is_taken_by_the_largest_steps(
     layers = layers[len(layers) // 2 :]  # of the worker that drafts
     use_graphs(run.replica)
     assert layers
-    assert not any(layer._kept for layer in layers)
+    assert not kept_of(layers)
     num_slots, most = run.replica.limits.max_num_seqs + 1, THREE["num_speculative_tokens"]
     run_largest_steps(runner_of(run.replica), run.replica.limits, most)
-    taken = [part for layer in layers for part in layer._kept]
+    taken = kept_of(layers)
     assert {len(part) for part in taken} == {num_slots * most}
     answer = run.ask(prompt(9, 1), max_tokens=20, eos=())
     run.run()
     check(made, [answer], 20)
     assert run.core.speculation.counts.accepted_tokens > 5
-    assert all(a is b for a, b in zip(taken, (part for layer in layers for part in layer._kept), strict=True))
+    assert all(a is b for a, b in zip(taken, kept_of(layers), strict=True))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from os import _exit
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ class Dies(kv_transfer_pb2_grpc.KVTransferServiceServicer):
     async def Fetch(self, _requests: object, context: Any) -> None:
         await context.read()
         await context.write(part(PAGES.tobytes()[:100]))
-        os._exit(1)
+        _exit(1)
 
 
 async def die_in_the_middle() -> None:

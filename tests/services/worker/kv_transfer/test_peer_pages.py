@@ -193,15 +193,15 @@ async def test_pages_out_of_reach_are_tried_again_after_a_while(monkeypatch: pyt
         assert await took(transport, order) == ["parts", "parts"]
         library.refuses.clear()
         assert await took(transport, order) == ["shared"]
-        assert transport._out_of_reach == {}
+        assert transport.out_of_reach == {}
 
 
 async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request came."""
     monkeypatch.setattr(page_service, "TAKEN_S", 0.2)
-    async with both(Library()) as (_, transport, order), transport._connected(order.source.address) as connection:
+    async with both(Library()) as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
-        await transport._ask(call, order, transport._peers)
+        await transport.ask(call, order, transport.peers)
         assert (await call.read()).HasField("shared")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
@@ -211,7 +211,7 @@ async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that(monk
 
 async def test_a_caller_that_asks_for_nothing_hears_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_service, "REQUEST_S", 0.2)
-    async with both(Library()) as (_, transport, order), transport._connected(order.source.address) as connection:
+    async with both(Library()) as (_, transport, order), transport.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()

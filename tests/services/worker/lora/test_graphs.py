@@ -28,7 +28,14 @@ from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head, whole_embedding, whole_head
 from tests.services.worker.models.test_logits import Make, prompt
-from tests.services.worker.parts import give_memory_of_its_own, runner_of, table_of, whole_model_of
+from tests.services.worker.parts import (
+    give_memory_of_its_own,
+    recorded_keys_of,
+    recorded_steps_of,
+    runner_of,
+    table_of,
+    whole_model_of,
+)
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -111,8 +118,8 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
         counts = {slot: min(left, choose.randrange(1, 19)) for slot, left in pending.items()}
         pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
         run_both(rigs, new, counts, released)
-    assert {adapted for *_, adapted in decodes._graphs} == {False, True}
-    assert {adapted for _, adapted in chunks._steps} == {False, True}
+    assert {adapted for *_, adapted in recorded_keys_of(decodes)} == {False, True}
+    assert {adapted for _, adapted in recorded_steps_of(chunks)} == {False, True}
 
 
 @torch.inference_mode()

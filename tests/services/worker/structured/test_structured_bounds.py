@@ -24,7 +24,7 @@ from quire.services.worker.structured.fair_filler import FairFiller
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
-from tests.services.worker.parts import runner_of
+from tests.services.worker.parts import filler_of, runner_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
 from tests.waiting import until
@@ -258,7 +258,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     run(tiny, [admit(tokenizer, 0, digits)])
     tiny.step(released=[0])
     hanging = threading.Event()
-    filler = runner_of(tiny.replica).sampler.grammar_masks.maker._filler
+    filler = filler_of(tiny.replica)
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(60))
     with monkeypatch.context() as impatient:
         impatient.setattr(mask_maker, "PATIENCE_S", 0.2)
