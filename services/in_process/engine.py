@@ -185,7 +185,7 @@ class InProcessEngine:
 
     @property
     def weight_version(self) -> str:
-        return self._work.replica.weight_version
+        return self._work.replica.orders.version
 
     def update_weights(self, source: Path | Iterable[tuple[str, Any]], version: str) -> None:
         """Between two steps. Raises QuireError, and then nothing has changed."""
@@ -228,7 +228,7 @@ class EngineSubmitter:
 
     def step(self) -> None:
         """Takes what it brought to the samples."""
-        batches = OwnerBatches(self._work.replica.weight_version)
+        batches = OwnerBatches(self._work.replica.orders.version)
         batches.add(self._work.step())
         for response in batches.by_owner.get(OWNER, ()):
             delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())

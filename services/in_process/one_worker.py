@@ -10,17 +10,19 @@ import torch
 
 from quire.services.in_process.adapters import EngineAdapters
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Failure
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.frontends.submissions import Payload, complete
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.core.sequences.ending import Failure
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import complete
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
+from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.lora.open_adapters import adapter_reader
 from quire.services.worker.models.loading.weights import NewWeights
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import InvalidArgument, to_proto
 from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
@@ -42,7 +44,7 @@ class OneWorker:
         self.replica.rest()
         self.core = Core(_limits(self.replica, scheduler))
         self.adapters = None
-        if self.replica.adapters is not None:
+        if isinstance(self.replica.adapters, NumberedAdapters):
             reader = adapter_reader(worker)
             self.adapters = EngineAdapters(self.replica.adapters, reader, self.core, model_name, owner)
         self._prepared: queue.SimpleQueue[tuple[bytes, Prepared]] = queue.SimpleQueue()
@@ -143,9 +145,9 @@ def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
         longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
         watermark_blocks=int(settings.watermark * (sizes.num_blocks - 1)),
         max_steps_in_flight=1,
-        num_speculative_tokens=replica.num_speculative_tokens,
-        fixed_draft_length=replica.fixed_draft_length,
-        drafts_constrained_only=replica.drafts_constrained_only,
+        num_speculative_tokens=replica.speculation.num_speculative_tokens,
+        fixed_draft_length=replica.speculation.fixed_draft_length,
+        drafts_constrained_only=replica.speculation.constrained_only,
         enable_prefix_caching=settings.enable_prefix_caching,
         prefix_grain=settings.prefix_grain,
         kv_specs=tuple(group.spec for group in sizes.layout.groups),

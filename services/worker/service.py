@@ -18,12 +18,12 @@ from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.building.rank_processes.start import start_ranks
 from quire.services.worker.device.peaks import peak_of
 from quire.services.worker.engine.engine import Engine
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
 from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
 from quire.services.worker.kv_transfer.page_port import PagePort
 from quire.services.worker.kv_transfer.page_service import PageService
+from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.lora.open_adapters import adapter_reader, left_out
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.models.loading import weight_samples
@@ -31,6 +31,7 @@ from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.seat import ALONE
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.sampling import logits_processors
 from quire.services.worker.structured.backends import chosen
 from quire.services.worker.structured.compile_pool import CompilePool
@@ -162,7 +163,7 @@ class Worker:
         small_buffers.fill()
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address, weights_digest)
-        spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.spooled_weights)
+        spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.orders.spooled)
         session = Attachments(settings, engine, hello, self, self._shutdown, spool=spool)
         attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
         liveness = Liveness()
@@ -175,12 +176,12 @@ class Worker:
 
     def _exchange_pages(self, engine: Engine, replica: Replica) -> None:
         """Where they mean something to other workers."""
-        if replica.pages is None:
+        pages = replica.pages
+        if isinstance(pages, NoPages):
             return
-        port, num_blocks = PagePort(engine, replica.pages), replica.limits.num_blocks
+        port, num_blocks = PagePort(engine, pages), replica.limits.num_blocks
         piece_bytes = port.blocks_at_a_time * port.page_bytes
-        dialler, pages = Dialler.of(self._settings), replica.pages
-        transport = GrpcTransport(dialler, piece_bytes, pinned=pages.wants_pinned, peers=pages.peers)
+        transport = GrpcTransport(Dialler.of(self._settings), piece_bytes, pinned=pages.wants_pinned, peers=pages.peers)
         self._pages.serve(port, num_blocks)
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 
@@ -245,24 +246,24 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
                 num_contexts=settings.context_parallel_size,
             ),
             drafting=pb.Drafting(
-                num_speculative_tokens=replica.num_speculative_tokens,
-                fixed_length=replica.fixed_draft_length,
-                constrained_only=replica.drafts_constrained_only,
+                num_speculative_tokens=replica.speculation.num_speculative_tokens,
+                fixed_length=replica.speculation.fixed_draft_length,
+                constrained_only=replica.speculation.constrained_only,
             ),
-            lora=pb.LoraAdapters(max_adapters=replica.adapters.max_adapters if replica.adapters else 0),
+            lora=pb.LoraAdapters(max_adapters=replica.adapters.max_adapters),
             kv_cache=pb.KVCache(
-                num_host_blocks=replica.num_host_blocks,
+                num_host_blocks=replica.transfers.num_host_blocks,
                 num_query_vectors=replica.num_query_vectors,
-                num_disk_blocks=replica.num_disk_blocks,
+                num_disk_blocks=replica.transfers.num_disk_blocks,
                 groups=kv_wire.to_proto(replica.limits.layout.groups),
             ),
             weights_state=pb.WeightsState(
-                stages_beside_steps=replica.stages_beside_steps, weights_digest=weights_digest
+                stages_beside_steps=replica.orders.stages_beside_steps, weights_digest=weights_digest
             ),
             kv_transfer=pb.KVTransferSource(
-                address=address if replica.pages else "",
-                layout=replica.pages.layout if replica.pages else b"",
-                block_bytes=replica.pages.block_bytes if replica.pages else 0,
+                address=address if replica.pages.block_bytes else "",
+                layout=replica.pages.layout,
+                block_bytes=replica.pages.block_bytes,
             ),
         )
     )

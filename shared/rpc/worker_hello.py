@@ -33,7 +33,7 @@ def add_ungrouped(hello: pb.WorkerHello) -> None:
 def group(hello: pb.WorkerHello) -> None:
     """Fills the groups of a hello that has none, as older workers send it. Raises FailedPrecondition for bytes that are
     no hello."""
-    if not any(hello.HasField(name) for name in GROUPS):  # type: ignore[arg-type]
+    if not any(hello.HasField(name) for name in GROUPS):
         sent = hello.SerializeToString()
         try:
             for name in GROUPS:

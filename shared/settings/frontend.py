@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
 from quire.shared.settings.connection_limits import ConnectionLimits
 from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.settings.stream_limits import StreamLimits
-from quire.shared.settings.tls import NO_TLS, Tls
 
 
 class FrontendSettings(Settings):

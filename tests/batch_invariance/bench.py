@@ -9,8 +9,8 @@ import statistics
 import time
 from typing import Any
 
-from quire.services.worker.engine.flight import StepInFlight
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.replica import Replica
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.spec_decode.pair import Answer, Pair
 from tests.spec_decode.questions import questions
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.kernels import cpu
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.batch_invariance.requests import Given, alone, ask, given, requests
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import METHODS

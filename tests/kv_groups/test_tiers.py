@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire.services.scheduler.core.transfers.limits import TierLimits
-from quire.services.worker.engine.replica import Replica
+from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.replica.replica import Replica
 from quire.shared.kv.block_hash import page_of
 from tests.kv_groups.models import confirmed
 from tests.kv_groups.test_windows import prompt
@@ -52,7 +52,7 @@ def replica_of(made: Make, name: str, /, **settings: Any) -> Replica:
 
 
 def pair(replica: Replica, num_host_blocks: int = 1000) -> Pair:
-    tiers = TierLimits(min(replica.num_host_blocks, num_host_blocks), replica.num_disk_blocks)
+    tiers = TierLimits(min(replica.transfers.num_host_blocks, num_host_blocks), replica.transfers.num_disk_blocks)
     return Pair(replica, tiers=tiers)
 
 
@@ -119,7 +119,7 @@ def test_preempted_and_crowded_sequences_say_the_same(made: Make, name: str) -> 
 
 
 def close(replica: Replica) -> None:
-    disk = replica._below.disk
+    disk = replica.transfers.tiers.disk
     assert disk is not None
     disk.close(5.0)
 

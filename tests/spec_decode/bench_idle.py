@@ -22,7 +22,7 @@ import torch
 
 from quire.bench.report import Row, table
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
-from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.no_model import leave_out_forward
 from tests.spec_decode.methods import METHODS
@@ -59,7 +59,7 @@ class Drive:
                 planned = time.perf_counter()
                 wire = encode_plan(plan, epoch=1).plan
                 took = {"schedule": planned - begun, "encode": time.perf_counter() - planned}
-                while self._airborne and self._pair.replica.waits_before(wire):
+                while self._airborne and self._pair.replica.speculation.waits_before(wire):
                     yield self._land()
                 self._launch(wire, took)
             if self._airborne:

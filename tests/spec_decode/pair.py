@@ -18,15 +18,15 @@ from quire import bundled
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
-from quire.services.scheduler.core.repetition import RepetitionRule
-from quire.services.scheduler.core.sequence import Family
-from quire.services.scheduler.core.sequence import Sequence as CoreSequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
+from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns, prompt_logprobs
 from quire.shared.kv import block_hash
@@ -91,9 +91,9 @@ class Pair:
             "max_model_len": sizes.max_model_len,
             "max_steps_in_flight": 2,
             "kv_specs": tuple(group.spec for group in sizes.layout.groups),
-            "num_speculative_tokens": replica.num_speculative_tokens,
-            "fixed_draft_length": replica.fixed_draft_length,
-            "drafts_constrained_only": replica.drafts_constrained_only,
+            "num_speculative_tokens": replica.speculation.num_speculative_tokens,
+            "fixed_draft_length": replica.speculation.fixed_draft_length,
+            "drafts_constrained_only": replica.speculation.constrained_only,
         }
         self.core = Core(CoreLimits(**(values | limits)))
         self.answers: list[Answer] = []
@@ -187,7 +187,7 @@ class Pair:
         return flight.result(outcome, wait_us=0)
 
     def move(self, order: pb.Transfer) -> None:
-        self.replica.move(order).wait()
+        self.replica.transfers.move(order).wait()
 
     def result(self) -> None:
         self.core.apply(decode_result(self.results.popleft()), float(self.num_steps))
@@ -201,7 +201,7 @@ class Pair:
             wire = encode_transfer(order)
             if wire.HasField("disk_transfer"):
                 lost: queue.Queue[list[int]] = queue.Queue()
-                self.replica.move_on_disk(wire.disk_transfer, lambda some, _us, lost=lost: lost.put(some))
+                self.replica.transfers.move_on_disk(wire.disk_transfer, lambda some, _us, lost=lost: lost.put(some))
                 self._moves.append((order.transfer_id, lost.get(timeout=PATIENCE_S)))
             else:
                 with torch.inference_mode():

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from quire import bundled
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import DRAFTERS, METHODS, TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
-from training.tokenizer import load_tokenizer
+from tools.training.tokenizer import load_tokenizer
 
 LEAST = {"draft_model": 0.85, "eagle": 0.8, "medusa": 0.3}  # of the drafts, on questions that quire-tiny can answer
 

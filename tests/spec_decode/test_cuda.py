@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions

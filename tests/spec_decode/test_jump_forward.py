@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
 

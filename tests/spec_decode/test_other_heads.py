@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.common.v1 import pooling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
 from tests.spec_decode.methods import METHODS

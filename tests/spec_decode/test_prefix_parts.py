@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from quire.services.worker.building import rehearsal
-from quire.services.worker.engine.replica import Replica
-from tests.services.worker.parts import runner_of, speculation_of
+from quire.services.worker.replica.replica import Replica
+from quire.services.worker.spec_decode.speculation import Speculation
+from tests.services.worker.parts import runner_of
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
@@ -15,8 +16,9 @@ from tests.spec_decode.questions import questions
 
 def rehearsed(method: str) -> Replica:
     replica = build(METHODS[method])
+    assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():
-        rehearsal.rehearse(replica, speculation_of(replica))
+        rehearsal.rehearse(replica, replica.speculation)
     return replica
 
 
@@ -30,9 +32,10 @@ def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[l
         counts.append([] if drafts is None else drafts.counts.tolist())
         return launch(inputs, new_blocks)  # type: ignore[arg-type]
 
+    assert isinstance(replica.speculation, Speculation)
     with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(runner_of(replica), "launch", watched)
-        rehearsal.rehearse(replica, speculation_of(replica))
+        rehearsal.rehearse(replica, replica.speculation)
     return counts
 
 
@@ -60,6 +63,7 @@ def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_worker_too_small_for_it_is_left_alone() -> None:
     replica = build(METHODS["ngram"], num_blocks=3, max_num_seqs=1)
+    assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():
-        rehearsal.rehearse(replica, speculation_of(replica))
+        rehearsal.rehearse(replica, replica.speculation)
     assert len(replica.rest().block_ids) == 0

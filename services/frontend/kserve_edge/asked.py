@@ -13,8 +13,8 @@ from quire.services.frontend.bounds.bodies import json_body, json_scan
 from quire.services.frontend.bounds.room import Room
 from quire.services.frontend.http.fields.unknown_fields import STRICT
 from quire.services.frontend.http.headers import CallHeaders
+from quire.services.frontend.http.validation_errors import worded
 from quire.services.frontend.kserve_edge import tensors
-from quire.services.frontend.openai_edge import errors
 from quire.services.frontend.openai_edge.body.bodies import CompletionBody
 from quire.services.frontend.openai_edge.body.requests import completion_request
 from quire.services.frontend.request.request import Request
@@ -153,7 +153,7 @@ def to_request(call: AskedInference, headers: CallHeaders, defaults: GenerationD
     try:
         read = CompletionBody.model_validate(body)
     except ValidationError as error:
-        raise errors.worded(RequestValidationError(_in_body(error), body=body)) from None
+        raise worded(RequestValidationError(_in_body(error), body=body)) from None
     read.refuse_unknown(STRICT)
     request = completion_request(read, _until(headers, call.timeout_s), defaults)
     return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)

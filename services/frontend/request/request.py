@@ -58,6 +58,14 @@ Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class TextInput:
+    """What a tool takes that is called with a text in place of an object: any text, or what a grammar allows."""
+
+    syntax: str = ""  # lark or regex, of `definition`; empty: any text
+    definition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the answer may call."""
 
@@ -65,6 +73,7 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments
     description: str = ""
     strict: bool = False  # its calls have to fit the schema, though nobody requires one
+    text_input: TextInput | None = None  # then `parameters` has one, INPUT (tool_offer.py), which the client gets alone
 
 
 @dataclass(frozen=True, slots=True)

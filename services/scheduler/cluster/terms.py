@@ -214,8 +214,8 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "device": hello.device,
         "kv_address": hello.kv_transfer.address,
     }
-    for name, value in names.items():
-        check_name(name, value, needed=False)
+    for name, text in names.items():
+        check_name(name, text, needed=False)
     if len(hello.sampling.logits_processors) > MOST_PROCESSORS:
         text = f"logits_processors: {who} has {len(hello.sampling.logits_processors)}, the limit is {MOST_PROCESSORS}"
         raise FailedPrecondition(text, field="logits_processors")

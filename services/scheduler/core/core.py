@@ -15,19 +15,19 @@ import numpy as np
 
 from quire.services.scheduler.core.beam.beams import Beams
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.deadlines import Deadlines
 from quire.services.scheduler.core.drafts.speculation import DraftLengths
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events, StepPlan, StepResult
+from quire.services.scheduler.core.results import ResultProcessor
 from quire.services.scheduler.core.scheduling.admission import Admitter
 from quire.services.scheduler.core.scheduling.entry import Entry
 from quire.services.scheduler.core.scheduling.growth import Grower
-from quire.services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
-from quire.services.scheduler.core.scheduling.results import ResultProcessor
-from quire.services.scheduler.core.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
 from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import Flight, PlanBuilder
 from quire.services.scheduler.core.timing.chunk_limit import ChunkLimit
+from quire.services.scheduler.core.timing.deadlines import Deadlines
 from quire.services.scheduler.core.timing.depth import Depth
 from quire.services.scheduler.core.timing.pace import PromptPace
 from quire.services.scheduler.core.timing.step_times import StepTimes

@@ -13,21 +13,21 @@ from collections.abc import Sequence as Blocks
 
 import numpy as np
 
-from quire.services.scheduler.core.beam.searches import Searches
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.ending import ANSWERED, Failure, Reason
-from quire.services.scheduler.core.fetches import Fetches
-from quire.services.scheduler.core.grammars import Grammars
-from quire.services.scheduler.core.late_queries import WorkerQueries
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events, finish
 from quire.services.scheduler.core.policies import Policy
-from quire.services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
-from quire.services.scheduler.core.scheduling.siblings import Siblings
-from quire.services.scheduler.core.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.prerequisites.grammars import Grammars
+from quire.services.scheduler.core.prerequisites.host_blocks import Transfers
+from quire.services.scheduler.core.prerequisites.late_queries import WorkerQueries
+from quire.services.scheduler.core.prerequisites.peer_blocks import Fetches
+from quire.services.scheduler.core.prerequisites.siblings import Siblings
+from quire.services.scheduler.core.running.searches import Searches
+from quire.services.scheduler.core.sequences.ending import ANSWERED, Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.step.plan_builder import Flight, PlanBuilder
 from quire.services.scheduler.core.tables import Tables
 from quire.services.scheduler.core.timing.forecast import Forecast
-from quire.services.scheduler.core.transfers.transfers import Transfers
 from quire.services.scheduler.kv_cache.block_pool import Observer
 from quire.shared.kv import block_hash
 

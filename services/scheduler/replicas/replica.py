@@ -9,12 +9,11 @@ from collections.abc import Callable
 from time import perf_counter
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import Events
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.handover.costs import WorkerLink
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
@@ -26,6 +25,7 @@ from quire.services.scheduler.replicas.codec import (
 from quire.services.scheduler.replicas.orders import ReplicaOrders, weights_of
 from quire.services.scheduler.replicas.result_checks import ResultChecks
 from quire.services.scheduler.replicas.throughput import Throughput
+from quire.services.scheduler.replicas.worker_links import WorkerLink
 from quire.shared.columns import u32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.kv.kv_source import KVSource

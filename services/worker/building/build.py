@@ -15,11 +15,9 @@ from quire.services.worker.building.site import Site, open_ops, open_own_device,
 from quire.services.worker.building.steps import Steps, build_steps
 from quire.services.worker.building.tiers import open_tiers
 from quire.services.worker.building.wanted import WantedReplica, read_wanted
-from quire.services.worker.engine.orders import Orders
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
-from quire.services.worker.kv_transfer.pages import Pages
+from quire.services.worker.kv_transfer.pages import NoPages, Pages
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.encoders.encoder import EncoderModel
@@ -31,11 +29,15 @@ from quire.services.worker.models.of_transformers.transformers_model import Tran
 from quire.services.worker.models.registry import check_config, find_encoder
 from quire.services.worker.offload.disk_store import NOBODY, DiskObserver
 from quire.services.worker.ranks.seat import ALONE, Seat
-from quire.services.worker.runner.expert_load import ExpertLoad
+from quire.services.worker.replica.block_record import BlockRecord
+from quire.services.worker.replica.block_transfers import BlockTransfers
+from quire.services.worker.replica.orders import Orders
+from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.profiling import rehearse_steps
 from quire.services.worker.runner.step_cost import CostModel
 from quire.services.worker.sleep.sleeper import Sleeper
 from quire.services.worker.spec_decode.drafter import Drafter
+from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.open_speculation import start_speculation
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 from quire.services.worker.spec_decode.speculation import Speculation
@@ -81,15 +83,15 @@ def build_replica(
     speculation = _speculation(wanted, steps, memory)
     parts = (settings, wanted, site, loaded)
     replica = _replica(*parts, steps=steps, memory=memory, speculation=speculation, disk_observer=disk_observer)
-    if speculation is not None and not site.device.is_synchronous:
+    if isinstance(speculation, Speculation) and not site.device.is_synchronous:
         rehearse(replica, speculation)
     return replica
 
 
-def _speculation(wanted: WantedReplica, steps: Steps, memory: Memory) -> Speculation | None:
+def _speculation(wanted: WantedReplica, steps: Steps, memory: Memory) -> Speculation | NoSpeculation:
     if wanted.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
         return start_speculation(wanted.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
-    return None
+    return NoSpeculation(memory.table)
 
 
 def _replica(
@@ -100,34 +102,33 @@ def _replica(
     *,
     steps: Steps,
     memory: Memory,
-    speculation: Speculation | None,
+    speculation: Speculation | NoSpeculation,
     disk_observer: DiskObserver,
 ) -> Replica:
     fitting, model, drafter = memory.limits, loaded.model, steps.drafter
     layout = _kv_layout(settings, fitting, site.spec, loaded.samples)
-    return Replica(
+    tiers = open_tiers(
+        settings,
         fitting,
-        wanted.config.vocab_size,
-        site.device.name,
+        memory.caches,
+        loaded.shape,
+        drafter,
+        place=site.place,
+        layout=layout,
+        observer=disk_observer,
+    )
+    cost_model = CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize)
+    record = BlockRecord(fitting, memory.table)
+    orders = _orders(settings, loaded, memory.caches, WeightsGroups(site.device.torch_device, site.rank))
+    pages = _pages(settings, fitting, memory.caches, layout, drafter)
+    return Replica(
+        ReplicaFacts(fitting, wanted.config.vocab_size, site.device.name, cost_model),
         steps.runner,
-        memory.table,
+        record,
         speculation=speculation,
-        below=open_tiers(
-            settings,
-            fitting,
-            memory.caches,
-            loaded.shape,
-            drafter,
-            place=site.place,
-            layout=layout,
-            observer=disk_observer,
-        ),
-        expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
-        expert_balance=experts.balance(settings, model, site.place.shard),
-        cost_model=CostModel(wanted.config, loaded.counts, site.kv_dtype.itemsize),
-        pages=_pages(settings, fitting, memory.caches, layout, drafter),
-        adapters=site.place.adapters,
-        orders=_orders(settings, loaded, memory.caches, WeightsGroups(site.device.torch_device, site.rank)),
+        orders=orders,
+        transfers=BlockTransfers(fitting, record.held, tiers, pages, orders),
+        experts=experts.mixture_experts(settings, model, site.place.shard),
     )
 
 
@@ -166,13 +167,13 @@ def _kv_layout(settings: WorkerSettings, fitting: WorkerLimits, spec: AttentionS
 
 def _pages(
     settings: WorkerSettings, fitting: WorkerLimits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
-) -> Pages | None:
-    """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
-    them, or drafts need KV beside them."""
+) -> Pages | NoPages:
+    """NoPages where this worker's blocks mean nothing to others: a rank has a part of them, several groups share them,
+    or drafts need KV beside them."""
     if settings.num_ranks > 1 or fitting.num_groups > 1 or fitting.layout.windows:
-        return None
+        return NoPages()
     if drafter is not None and drafter.block_bytes:
-        return None
+        return NoPages()
     return Pages(memory, layout)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from quire.kernels import Ops
 from quire.services.worker.device.device import Device, choose_dtype
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.heads.late_interaction import LateComparer
 from quire.services.worker.heads.sentence_head import SentenceHead
 from quire.services.worker.heads.whole_pooling import WholePoolingHead
+from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -22,8 +22,15 @@ from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.models.registry import read_encoder_config
+from quire.services.worker.offload.tiers import Tiers
+from quire.services.worker.replica.block_record import BlockRecord
+from quire.services.worker.replica.block_transfers import BlockTransfers
+from quire.services.worker.replica.mixture_experts import MixtureExperts
+from quire.services.worker.replica.orders import NoOrders
+from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.model_runner import ModelRunner
 from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.step.slots import SlotTable
 from quire.services.worker.step.text_marks import TextMarks
 from quire.shared.errors import InvalidArgument
@@ -55,7 +62,16 @@ def build_encoder(
     table = SlotTable(fitting)
     runner.prepare([], table.block_table)
     log.info("an encoder: no KV cache, whole prompts", tokens_per_step=fitting.max_num_batched_tokens)
-    return Replica(fitting, config.vocab_size, device.name, runner, table)
+    record, orders = BlockRecord(fitting, table), NoOrders()
+    return Replica(
+        ReplicaFacts(fitting, config.vocab_size, device.name),
+        runner,
+        record,
+        speculation=NoSpeculation(table),
+        orders=orders,
+        transfers=BlockTransfers(fitting, record.held, Tiers(), NoPages(), orders),
+        experts=MixtureExperts(),
+    )
 
 
 def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLimits:

@@ -8,6 +8,8 @@ from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.mixture import MixtureForCausalLM
 from quire.services.worker.ranks.expert_balance import ExpertBalance
 from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica.mixture_experts import BalancedExperts, MixtureExperts
+from quire.services.worker.runner.expert_load import ExpertLoad
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
@@ -59,8 +61,12 @@ def _check_moving(settings: WorkerSettings) -> None:
         raise InvalidArgument(f"enable_eplb: {reason}", field="enable_eplb")
 
 
-def balance(settings: WorkerSettings, model: CausalLM, shard: Shard) -> ExpertBalance | None:
-    """Of ranks that move their experts."""
-    if not settings.enable_eplb or not isinstance(model, MixtureForCausalLM) or model.expert_counts is None:
-        return None
-    return ExpertBalance(model.sparse_layers, model.expert_counts[0], shard, settings.eplb_step_interval)
+def mixture_experts(settings: WorkerSettings, model: CausalLM, shard: Shard) -> MixtureExperts:
+    """The experts of a model; none of one that is no mixture."""
+    if model.expert_counts is None:
+        return MixtureExperts()
+    load = ExpertLoad(*model.expert_counts)
+    if not settings.enable_eplb or not isinstance(model, MixtureForCausalLM):
+        return MixtureExperts(load.read)
+    interval = settings.eplb_step_interval
+    return BalancedExperts(load.read, ExpertBalance(model.sparse_layers, model.expert_counts[0], shard, interval))

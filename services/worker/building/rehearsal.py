@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.drafts.drafts import Drafts
 from quire.shared import columns

@@ -14,9 +14,11 @@ from quire.services.worker.building.model import Loaded
 from quire.services.worker.building.site import Site
 from quire.services.worker.building.wanted import WantedReplica
 from quire.services.worker.heads.heads import Heads
+from quire.services.worker.lora.no_adapters import NO_ADAPTERS
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.runner.component import AdapterRows
 from quire.services.worker.runner.model_runner import ModelRunner
-from quire.services.worker.runner.pipeline import runner_stage
+from quire.services.worker.runner.pipeline import RunnerStage
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.drafter import Drafter, DraftTarget
 from quire.services.worker.spec_decode.open_speculation import drafter_for
@@ -48,9 +50,17 @@ def build_steps(
 def _runner(model: CausalLM, heads: Heads, site: Site) -> ModelRunner:
     if not site.device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
-    runner = ModelRunner(model, heads, site.device, site.place.adapters)
-    runner.use_context(site.place.context)
-    runner.use_stage(lambda timer: runner_stage(model, site.place.dtype, site.limits.max_num_seqs, timer))
+    place = site.place
+    runner = ModelRunner(model, heads, site.device, place.adapters or NO_ADAPTERS)
+    if place.adapters is not None:
+        runner.add_component(AdapterRows(place.adapters))
+    if not place.context.is_whole:
+        runner.use_context(place.context)
+    if not place.stage.is_whole:
+        num_slots = site.limits.max_num_seqs
+        runner.use_stage(
+            lambda timer, staging: RunnerStage(model, place.dtype, num_slots, timer=timer, staging=staging)
+        )
     return runner
 
 

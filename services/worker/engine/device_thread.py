@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from quire.services.worker.engine.device_work import Command, DeviceWork, Outlet
-from quire.services.worker.engine.replica import Occupancy, Replica
 from quire.services.worker.engine.replies import Replies, as_failure
 from quire.services.worker.ranks.group import RankGroup
+from quire.services.worker.replica.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.logs import logger
@@ -99,6 +99,6 @@ class DeviceThread:
 
     def _publish(self, replica: Replica) -> None:
         self.occupancy = replica.occupancy()
-        self.expert_load = replica.expert_load()
+        self.expert_load = replica.experts.read_load()
         self._published_s = time.monotonic()
         self._dirty = False

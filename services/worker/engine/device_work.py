@@ -8,9 +8,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.services.worker.engine.flight import StepInFlight
-from quire.services.worker.engine.orders import REPEATABLE, undoing
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.kv.host_memory import Moving
 from quire.services.worker.kv_transfer.orders import (
@@ -23,6 +20,9 @@ from quire.services.worker.kv_transfer.orders import (
 )
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.ranks.group import RankFailure, RankGroup
+from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.orders import REPEATABLE, undoing
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.structured.compile_pool import CompilePool
@@ -207,7 +207,7 @@ class DeviceWork:
         self._pending: deque[LaunchedStep] = deque()  # with the other stages
         self._rest: Rest | None = None
         self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
-        self._pages = PageReads(replica, outlet)
+        self._pages = PageReads(replica.transfers, outlet)
 
     def obey(self, command: Command) -> None:
         """Does what was ordered, and what had to wait for it."""
@@ -242,7 +242,7 @@ class DeviceWork:
         while self._deferred:
             command = self._deferred[0]
             if isinstance(command, Execute):
-                if self._num_in_flight and self._replica.waits_before(command.plan):
+                if self._num_in_flight and self._replica.speculation.waits_before(command.plan):
                     return
                 self._execute(command)
             elif isinstance(command, ReleaseGrammar):
@@ -251,8 +251,7 @@ class DeviceWork:
             elif isinstance(command, MoveBlocks):
                 self._move(command)
             elif isinstance(command, RemoveAdapter):
-                if self._replica.adapters is not None:
-                    self._replica.adapters.remove(command.adapter)
+                self._replica.adapters.remove(command.adapter)
             elif self._num_in_flight:
                 return
             else:
@@ -336,7 +335,7 @@ class DeviceWork:
             return
         begun_ns = time.perf_counter_ns()
         try:
-            moving = self._replica.move(order)
+            moving = self._replica.transfers.move(order)
             self._ranks.move(order)  # what this one cannot move none does
         except PlanViolation as violation:
             self._outlet.broke(receiver, f"transfer {order.transfer_id} breaks the session: {violation}")
@@ -352,10 +351,9 @@ class DeviceWork:
         """For a scheduler that still asks for it; another one would not know of it."""
         if not self._outlet.takes(command.receiver):
             return
-        adapters, error = self._replica.adapters, None
-        assert adapters is not None, "it has room for some otherwise"
+        error = None
         try:
-            adapters.add(command.folder, command.digest)
+            self._replica.adapters.add(command.folder, command.digest)
         except Exception as raised:
             error = raised
         self._outlet.adapter_added(command, error)

@@ -31,9 +31,7 @@ from quire.services.worker.engine.device_work import (
     ResultReceiver,
     ShareGrammar,
 )
-from quire.services.worker.engine.orders import BESIDE_STEPS
 from quire.services.worker.engine.outcomes import Outcomes
-from quire.services.worker.engine.replica import Occupancy, Replica
 from quire.services.worker.engine.replies import Replies, as_failure, set_exception
 from quire.services.worker.host.background import Background
 from quire.services.worker.kv.held_blocks import HeldReport
@@ -43,6 +41,8 @@ from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.reader import AdapterReader
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica.orders import BESIDE_STEPS
+from quire.services.worker.replica.replica import Occupancy, Replica
 from quire.services.worker.runner.expert_load import LoadByLayer
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.step_inputs import StepInputs
@@ -50,7 +50,7 @@ from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
 from quire.shared.logs import logger
-from quire.shared.metrics.worker import NO_COST, StepCost
+from quire.shared.metrics.worker import StepCost
 from quire.shared.models.adapter_contents import AdapterId
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -166,7 +166,7 @@ class Engine:
             self._replies.moved(receiver, done)
 
         try:
-            self.started.result().move_on_disk(order, answer)
+            self.started.result().transfers.move_on_disk(order, answer)
         except PlanViolation as violation:
             receiver.break_off(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
@@ -228,9 +228,9 @@ class Engine:
 
     def device_order(self, receiver: ResultReceiver, order: pb.DeviceOrder) -> None:
         """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
-        replica, kind = self.started.result(), order.WhichOneof("order")
-        replica.interrupt(order)
-        if kind not in BESIDE_STEPS or not replica.stages_beside_steps:
+        orders, kind = self.started.result().orders, order.WhichOneof("order")
+        orders.interrupt(order)
+        if kind not in BESIDE_STEPS or not orders.stages_beside_steps:
             self._inbox.put(Operate(receiver, order))
             return
 
@@ -238,11 +238,11 @@ class Engine:
             error: Exception | None = None
             try:
                 with torch.inference_mode():
-                    replica.drop_weights() if kind == "drop_weights" else replica.obey_beside_steps(order)
+                    orders.drop_weights() if kind == "drop_weights" else orders.obey(order)
             except BaseException as raised:  # an order without an answer would hold up all that come after it
                 error = as_failure(raised)
             if not self._outcomes.takes(receiver):
-                replica.drop_weights()
+                orders.drop_weights()
             self._replies.order_done(receiver, order, error)
 
         if self._stager is None:
@@ -251,8 +251,7 @@ class Engine:
 
     @property
     def _max_adapters(self) -> int:
-        adapters = self.started.result().adapters
-        return adapters.max_adapters if adapters is not None else 0
+        return self.started.result().adapters.max_adapters
 
     def unload_adapter(self, order: pb.UnloadAdapter) -> None:
         """After the plans that are here, which may name it."""
@@ -291,5 +290,5 @@ class Engine:
         if receiver is self._replies.receiver:
             self._pending_s.popleft()
             receiver.deliver(result)
-        cost = self.started.result().cost_model
-        self._observer.step_done(result, inputs.num_tokens, cost.of(inputs) if cost else NO_COST)
+        cost = self.started.result().cost_model.of(inputs)
+        self._observer.step_done(result, inputs.num_tokens, cost)

@@ -92,6 +92,8 @@ SEES_ALL = -1  # both halves of a mask
 class ChunkGraphs:
     """Owns the static inputs and the recordings."""
 
+    one_row_each = False  # see StepGraphs
+
     def __init__(
         self,
         model: RecordedModel,
@@ -123,6 +125,9 @@ class ChunkGraphs:
         without, as the model's step is now."""
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
+
+    def forget_rows(self) -> None:
+        """Nothing is kept of the rows of a step."""
 
     @property
     def keeps_hidden(self) -> bool:

@@ -52,6 +52,8 @@ def fitting(sizes: list[int], num_rows: int) -> int:
 class DecodeGraphs:
     """Owns the static inputs and the recordings. Their steps end in samples alone."""
 
+    one_row_each, keeps_hidden, most_tokens = True, False, 0  # see StepGraphs
+
     def __init__(
         self,
         model: RecordedModel,

@@ -108,6 +108,23 @@ class ReadyStep:
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
 
+    one_row_each: bool  # steps are of one token a row
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether steps can end in other heads than sampling, which read hidden states."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a step with chunks that goes through a recording."""
+
+    @property
+    def count(self) -> int:
+        """Recordings that there are."""
+
+    def forget_rows(self) -> None:
+        """Slots have been released or admitted."""
+
     def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Whether one of the recordings has room for this step."""
 

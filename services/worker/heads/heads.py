@@ -23,7 +23,7 @@ from quire.shared.errors import QuireError
 
 @dataclass(frozen=True, slots=True)
 class StepHeads:
-    """What a step ends in beside its samples; at least one head."""
+    """What a step ends in beside its samples."""
 
     rows: tuple[HeadRows, ...]
 
@@ -49,6 +49,9 @@ class StepHeads:
             rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))
             for rows in self.rows
         ]
+
+
+SAMPLES_ALONE = StepHeads(())  # what most steps end in
 
 
 class Heads:
@@ -113,11 +116,11 @@ class Heads:
         """All sequences of the step that comes have been admitted."""
         self._sampler.begin()
 
-    def of(self, inputs: StepInputs) -> StepHeads | None:
-        """Once for every step, in order; None if it ends in nothing but samples."""
+    def of(self, inputs: StepInputs) -> StepHeads:
+        """Once for every step, in order; SAMPLES_ALONE if it ends in nothing else."""
         rows: tuple[HeadRows, ...] = ()
         for head in self._others:
             found = head.rows(inputs)
             if found is not None:
                 rows += (found,)
-        return StepHeads(rows) if rows else None
+        return StepHeads(rows) if rows else SAMPLES_ALONE

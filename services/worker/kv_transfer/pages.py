@@ -125,6 +125,28 @@ class Pages:
         return _Recorded(done, kept)
 
 
+class NoPages:
+    """Of blocks that mean nothing to other workers."""
+
+    layout = b""
+    block_bytes = 0
+
+    def versioned_by(self, weight_version: Callable[[], str]) -> None:
+        """No page is asked for."""
+
+    def read(self, blocks: U32) -> ReadPages:
+        raise AssertionError("no page is asked for")
+
+    def filled(self) -> ReadPages:
+        raise AssertionError("no page is asked for")
+
+    def write(self, blocks: U32, content: Tensor | PeerBlocks) -> Moving:
+        raise AssertionError("no page comes")
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+
 def _unchanged() -> str:
     return ""
 

@@ -148,6 +148,11 @@ class NumberedAdapters:
         sizes = [layer.whole_bytes for layer in self._layers if isinstance(layer, VocabularyAdapters)]
         return sum(sizes) * (self.max_adapters - len(self._held)) + max(sizes, default=0) if self.max_adapters else 0
 
+    @property
+    def is_active(self) -> bool:
+        """Whether some row of the step has an adapter."""
+        return self.step.is_active
+
     def held(self) -> list[Held]:
         """By ascending names, of one name the newest last."""
         return sorted(self._held.values(), key=lambda held: held.id.name)

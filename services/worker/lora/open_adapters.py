@@ -12,6 +12,7 @@ from quire.services.worker.device.staging import staging_for
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.lora.linear_adapters import AdapterRoom
+from quire.services.worker.lora.no_adapters import StepAdapters
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import DamagedAdapter, PeftFolder
@@ -80,9 +81,9 @@ def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
     return folders
 
 
-def left_out(settings: WorkerSettings, adapters: NumberedAdapters | None) -> list[str]:
+def left_out(settings: WorkerSettings, adapters: StepAdapters) -> list[str]:
     """Returns the names of `lora` that a worker does not serve, ascending: those whose file is damaged."""
-    held = {one.id.name for one in adapters.held()} if adapters is not None else set()
+    held = {one.id.name for one in adapters.held()}
     return sorted(settings.lora.keys() - held)
 
 

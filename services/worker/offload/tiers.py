@@ -6,24 +6,50 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
-    from quire.services.worker.kv.host_memory import HostMemory
+    from quire.services.worker.kv.host_memory import BlockMove, HostMemory, Moving
+    from quire.services.worker.offload.disk_moves import Answer, DiskMove
     from quire.services.worker.offload.disk_store import DiskStore
 
 
-class Tiers(NamedTuple):
-    """None where there is none."""
+class NoHostMemory:
+    """No blocks are kept in host memory."""
 
-    host_memory: HostMemory | None = None
-    disk: DiskStore | None = None
+    num_places = 0
+
+    def begin(self, move: BlockMove) -> Moving:
+        raise AssertionError("no move names a place")
+
+    def held(self) -> dict[int, bytes]:
+        return {}
+
+    def forget(self, identity: bytes) -> None:
+        """Nothing is held."""
+
+
+class NoDisk:
+    """No blocks are kept on disk."""
+
+    num_places = 0
+
+    def begin(self, move: DiskMove, answer: Answer) -> None:
+        raise AssertionError("no move names a place")
+
+    def settle(self) -> dict[int, bytes]:
+        return {}
+
+    def renew(self, identity: bytes) -> None:
+        """Nothing is held."""
+
+
+class Tiers(NamedTuple):
+    """Where blocks are kept that the device has no room for."""
+
+    host_memory: HostMemory | NoHostMemory = NoHostMemory()
+    disk: DiskStore | NoDisk = NoDisk()
     identity: bytes = b""  # of what they keep over restarts
 
     def forget(self, *, changed: bool) -> None:
         """All that they hold. `changed`: what comes is of weights that no later life can have."""
         identity = secrets.token_bytes(32) if changed else self.identity
-        if self.host_memory is not None:
-            self.host_memory.forget(identity)
-        if self.disk is not None:
-            self.disk.renew(identity)
-
-
-NOTHING_BELOW = Tiers()
+        self.host_memory.forget(identity)
+        self.disk.renew(identity)

@@ -32,10 +32,26 @@ MOST_IN_FLIGHT = 2
 EXIT_ORPHANED = 4
 
 
-class FollowedReplica(Protocol):
-    """A rank's part of the replica (engine/replica.py). Steps are whatever its launch() gives and record() takes."""
+class FollowedSpeculation(Protocol):
+    """See spec_decode/speculation.py."""
 
     def waits_before(self, plan: pb.StepPlan) -> bool: ...
+
+
+class FollowedTransfers(Protocol):
+    """See replica/block_transfers.py."""
+
+    def move(self, order: pb.Transfer) -> Moving: ...
+
+
+class FollowedReplica(Protocol):
+    """A rank's part of the replica (replica/replica.py). Steps are whatever its launch() gives and record() takes."""
+
+    @property
+    def speculation(self) -> FollowedSpeculation: ...
+
+    @property
+    def transfers(self) -> FollowedTransfers: ...
 
     def launch(self, plan: pb.StepPlan) -> Any: ...
 
@@ -44,8 +60,6 @@ class FollowedReplica(Protocol):
     def record(self, flight: Any, output: Any) -> None: ...
 
     def rest(self) -> object: ...
-
-    def move(self, order: pb.Transfer) -> Moving: ...
 
     def obey(self, order: pb.DeviceOrder) -> None: ...
 
@@ -145,7 +159,7 @@ class Follower:
                 self._lines.reply(RankReply(command.number, done=True, text=self._carry_out(command.body)))
             case CommandKind.MOVE:
                 order = pb.Transfer.FromString(command.body)
-                self._moves[order.transfer_id] = self._replica.move(order)
+                self._moves[order.transfer_id] = self._replica.transfers.move(order)
             case CommandKind.MOVED:
                 moving = self._moves.pop(int.from_bytes(command.body, "little"), None)
                 if moving is not None:  # else it was of an epoch that has ended
@@ -174,7 +188,7 @@ class Follower:
         """Answered before the device is done with it: what ranks compute together, none ends without the others."""
         plan = pb.StepPlan.FromString(command.body)
         self._grammars.await_those_of(plan)
-        if self._replica.waits_before(plan):
+        if self._replica.speculation.waits_before(plan):
             self._record(down_to=0)
         flight = self._replica.launch(plan)
         self._flights.append(flight)

@@ -8,7 +8,7 @@ with another token would keep another text's keys and values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from quire.services.worker.step.token_shares import TokenShares, share_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire.services.worker.graphs.recordings import Recordings
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.context import Context, Peers
     from quire.services.worker.layers.forward_batch import ForwardBatch
-    from quire.services.worker.lora.adapters import NumberedAdapters
+    from quire.services.worker.lora.no_adapters import StepAdapters
     from quire.services.worker.runner.step_batches import StepBatches
     from quire.services.worker.sampling.sampler import Sampled
     from quire.services.worker.step.slot_memory import SlotMemory
@@ -59,16 +60,58 @@ def _words(cache: Tensor) -> Tensor:
     return cache.view(cache.size(0) * cache.size(1), -1).view(torch.int64 if row % WORD_BYTES == 0 else torch.uint8)
 
 
+class StepContext(Protocol):
+    """Whether ranks share out the tokens of a step."""
+
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
+        """None where each rank computes the step by itself."""
+
+    def hidden(
+        self,
+        forward: Forward,
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor: ...
+
+    def agree(self, sampled: Sampled, memory: SlotMemory) -> None: ...
+
+
+class WholeSteps:
+    """Each rank computes all tokens of a step."""
+
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
+        return None
+
+    def hidden(
+        self,
+        forward: Forward,
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor:
+        raise AssertionError("no step is shared out")
+
+    def agree(self, sampled: Sampled, memory: SlotMemory) -> None:
+        """What is chosen here counts."""
+
+
 class ContextParallel:
     """Of a rank that has others beside it."""
 
-    def __init__(self, context: Context, adapters: NumberedAdapters | None) -> None:
+    def __init__(self, context: Context, adapters: StepAdapters) -> None:
         self._context, self._adapters = context, adapters
 
-    def shares(self, inputs: StepInputs, most_recorded: int = 0) -> TokenShares | None:
-        """None where each rank computes the step by itself. `most_recorded`: tokens of a step that is in a graph
-        because launching it would take longer than computing it; twice as many have to be launched anyway, and
-        exchanges would come on top."""
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
+        """None where each rank computes the step by itself. A step is in a graph because launching it would take longer
+        than computing it; one of twice as many tokens has to be launched anyway, and exchanges would come on top."""
+        most_recorded = recordings.chunks.most_tokens
         return share_out(inputs, self._context.size) if inputs.num_tokens > 2 * most_recorded else None
 
     def hidden(
@@ -85,15 +128,13 @@ class ContextParallel:
         that somebody samples behind."""
         wanted = shares.wanted(tokens)
         own = shares.of(self._context.rank, wanted)
-        if self._adapters is not None:
-            self._adapters.write_rows(own)
+        self._adapters.write_rows(own)
         up = batches.upload(own, new_blocks)
         batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)
         hidden = forward(self._with_exchanges(batch, shares, batches), batches.caches)
         found = self._context.peers.gather(hidden.contiguous()).flatten(0, 1)
         (order,) = batches.staging.upload([wanted.order])
-        if self._adapters is not None:
-            self._adapters.write_rows(shares.inputs)
+        self._adapters.write_rows(shares.inputs)
         return found.index_select(0, order)
 
     def agree(self, sampled: Sampled, memory: SlotMemory) -> None:

@@ -9,41 +9,30 @@ another one, of other sequences.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from quire.services.worker.device.step_timer import StepTimer
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.stage_parts import LaunchedPart, RecordedPart, StagePart
+from quire.services.worker.runner.step_ending import End, StageLaunch, StepEnding
+from quire.services.worker.runner.whole_layers import Forward
 
 if TYPE_CHECKING:
     from typing import Any
 
     from quire.services.worker.device.staging import Staging
     from quire.services.worker.graphs.recorded_steps import ReadyStep
+    from quire.services.worker.heads.heads import StepHeads
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.stages import ReturningStates, Stage
     from quire.services.worker.models.causal_lm import CausalLM
     from quire.services.worker.step.slots import Rows
     from quire.services.worker.step.step_inputs import StepInputs
-
-End = Callable[[Tensor | None], Launch]  # launches what a step ends in, from its hidden states; None: it has no tokens
-
-
-class StageLaunch(Protocol):
-    """A step under way on a stage."""
-
-    @property
-    def settled(self) -> bool: ...
-
-    def await_arrival(self) -> None: ...
-
-    def wait(self) -> RunnerOutput: ...
 
 
 class PendingStep:
@@ -180,23 +169,44 @@ class LaterStage:
 
 
 class RunnerStage:
-    """What a runner has of the pipeline that it is a part of."""
+    """What a runner has of the pipeline that it is a part of: its layers, and a component of its steps."""
 
-    def __init__(self, model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer) -> None:
-        self._model, self._dtype = model, dtype
+    def __init__(
+        self, model: CausalLM, dtype: torch.dtype, num_slots: int, *, timer: StepTimer, staging: Staging
+    ) -> None:
+        self._model, self._dtype, self._staging = model, dtype, staging
         stage, hidden_size = model.stage, model.config.hidden_size
-        self.steps: StageOfSteps = (
+        self._steps: StageOfSteps = (
             FirstStage(stage, hidden_size, dtype, num_slots) if stage.is_first else LaterStage(stage, timer)
         )
 
-    def launched(self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs) -> StagePart | None:
-        """Kernel by kernel."""
-        return LaunchedPart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
+    def begin(self, inputs: StepInputs) -> None:
+        self._steps.settle_for(inputs)
 
-    def recorded(self, step: ReadyStep, inputs: StepInputs, staging: Staging) -> StagePart:
-        return RecordedPart(step, inputs, staging, is_last=self._model.stage.is_last)
+    def choose_way(self, inputs: StepInputs, *, one_row_each: bool) -> None:
+        """Both ways hand on the same."""
 
+    def launch(
+        self,
+        model: Forward,
+        batch: ForwardBatch,
+        caches: list[LayerCache],
+        inputs: StepInputs,
+        *,
+        end: End,
+        marks: list[Any] | None,
+    ) -> StageLaunch:
+        part = LaunchedPart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
+        return self._steps.launch(part, inputs, end, marks)
 
-def runner_stage(model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer) -> RunnerStage | None:
-    """None where all layers are here."""
-    return None if model.stage.is_whole else RunnerStage(model, dtype, num_slots, timer)
+    def replay(
+        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
+    ) -> StageLaunch:
+        part = RecordedPart(step, inputs, self._staging, is_last=self._model.stage.is_last)
+        return self._steps.launch(part, inputs, partial(ending.end, inputs, None, others, marks=marks), marks)
+
+    def settle_next(self) -> None:
+        self._steps.settle_next()
+
+    def settle_of(self, slots: Rows) -> None:
+        self._steps.settle_of(slots)

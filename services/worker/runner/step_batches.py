@@ -13,7 +13,7 @@ from quire.services.worker.device.device import Device
 from quire.services.worker.device.staging import Staging, upload
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.layers.forward_batch import ForwardBatch
-from quire.services.worker.lora.adapters import NumberedAdapters
+from quire.services.worker.lora.no_adapters import StepAdapters
 from quire.services.worker.step.drafts.drafted_states import drafted_states
 from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
@@ -52,7 +52,7 @@ class StepBatches:
         caches: list[LayerCache],
         memory: SlotMemory,
         *,
-        adapters: NumberedAdapters | None,
+        adapters: StepAdapters,
         marks: TextMarks | None,
     ) -> None:
         self.caches, self.staging = caches, staging
@@ -115,7 +115,7 @@ class StepBatches:
         `tables`: by KV group."""
         if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
             return None
-        if self._adapters is not None and self._adapters.step.is_active:
+        if self._adapters.is_active:
             return None
         of_last_layer = tables[self.caches[-1].group]
         return AttentionMetadata(

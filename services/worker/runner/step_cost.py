@@ -19,7 +19,7 @@ from quire.kernels.state_pages import WORD_BYTES
 from quire.services.worker.layers.placement import Destination, memory_of
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.step.step_inputs import StepInputs
-from quire.shared.metrics.worker import StepCost
+from quire.shared.metrics.worker import NO_COST, StepCost
 
 OPERATIONS_ON_STATE = 7  # an element and token: forgotten, multiplied by k, changed, multiplied by q
 MATRIX = 2  # dimensions; biases and the weights of norms, which have one, cost next to nothing
@@ -137,3 +137,13 @@ def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:
 
 def _sum(lengths: np.ndarray, window: int) -> int:
     return int(np.add.reduce(np.minimum(lengths, window) if window else lengths, dtype=np.int64))
+
+
+class NoCostModel:
+    """Of models whose steps are not reckoned."""
+
+    def of(self, inputs: StepInputs) -> StepCost:
+        return NO_COST
+
+
+NO_COST_MODEL = NoCostModel()

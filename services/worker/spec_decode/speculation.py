@@ -59,6 +59,10 @@ class Speculation:
         self._found: Found | None = None  # for the step that is being ordered
         self._made_up: Drafts | None = None
 
+    @property
+    def fixed_draft_length(self) -> bool:
+        return not self.adaptive
+
     def draft_next(self, drafts: Drafts) -> None:
         """The next step that may have drafts has these, whatever the proposer would say."""
         self._made_up = drafts

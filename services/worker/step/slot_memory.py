@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -16,11 +15,6 @@ class SlotMemory:
     last_tokens: Tensor  # [max_num_seqs + 1] sampled ones; -1 where nothing could be chosen
 
     num_groups: int = 1  # of KV
-
-    @classmethod
-    def none(cls) -> SlotMemory:
-        """Of no slots, until there is memory."""
-        return cls(torch.zeros((0, 0), dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
 
     @property
     def scratch_slot(self) -> int:

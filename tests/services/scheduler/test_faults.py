@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 import quire.services.scheduler
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import decode_failure
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared import columns

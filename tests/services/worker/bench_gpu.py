@@ -20,7 +20,7 @@ import torch
 
 from quire.bench.workload import shapes
 from quire.services.worker.building.build import build_replica
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
 from tests.services.worker.no_model import leave_out_forward

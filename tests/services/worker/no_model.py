@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quire.services.worker.engine.replica import Replica
+from quire.services.worker.replica.replica import Replica
 from tests.services.worker.parts import runner_of
 
 Choose = Callable[[int], torch.Tensor]  # a token for each of so many rows

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.services.worker.spec_decode.speculation import Speculation
 from tests.services.worker.graphs.pretending import Copying, PretendAsynchronous
 
 if TYPE_CHECKING:
-    from quire.services.worker.engine.replica import Replica
-    from quire.services.worker.spec_decode.speculation import Speculation
-    from quire.services.worker.step.slots import SlotTable
+    from quire.services.worker.replica.replica import Replica
 
 
 def runner_of(replica: Replica) -> Any:
     """Returns the ModelRunner."""
     return replica._runner
-
-
-def table_of(replica: Replica) -> SlotTable:
-    return replica._table
 
 
 def whole_model_of(replica: Replica) -> Any:
@@ -32,42 +27,28 @@ def current_model_of(replica: Replica) -> Any:
 
 
 def decode_graphs_of(replica: Replica) -> Any:
-    return runner_of(replica)._graphs
+    return runner_of(replica).recordings.decodes
 
 
 def chunk_graphs_of(replica: Replica) -> Any:
-    return runner_of(replica)._chunk_graphs
+    return runner_of(replica).recordings.chunks
 
 
 def sample_graphs_of(replica: Replica) -> Any:
-    return runner_of(replica)._sample_graphs
-
-
-def speculation_of(replica: Replica) -> Speculation:
-    """Returns that of a replica that has one."""
-    assert replica._speculation is not None
-    return replica._speculation
+    return runner_of(replica).recordings.samples
 
 
 def propose(replica: Replica, proposer: Any) -> None:
     """Has drafts come from `proposer` from now on."""
-    speculation_of(replica)._proposer = proposer
-
-
-def num_experts_moved(replica: Replica) -> int:
-    assert replica._expert_balance is not None
-    return replica._expert_balance.num_moved
-
-
-def weights_of(replica: Replica) -> Any:
-    return replica._weights
+    assert isinstance(replica.speculation, Speculation)
+    replica.speculation._proposer = proposer
 
 
 def give_memory_of_its_own(replica: Replica, num_groups: int = 0) -> None:
     """Makes the runner think that the CPU is a device with memory of its own, as graphs want it."""
     runner = runner_of(replica)
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, table_of(replica).block_table, num_groups)
+    runner.prepare(runner.caches, replica.table.block_table, num_groups)
 
 
 def kept_of(layers: Any) -> list[Any]:

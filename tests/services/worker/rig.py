@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quire.services.worker.building.build import build_replica, open_grammars
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.ranks.seat import ALONE, Seat
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings

@@ -14,7 +14,7 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error, prompt
-from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of, recorded_keys_of
+from tests.services.worker.parts import chunk_graphs_of, decode_graphs_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import Search, check
@@ -104,7 +104,7 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) ->
         cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
         for way in ("chunks in graphs", "eager")
     ]
-    assert chunk_graphs_of(rigs[0].replica) is not None
+    assert chunk_graphs_of(rigs[0].replica).count > 0
     for slot in range(12):
         sampling, count = SAMPLINGS[slot % 2], 7 * slot + 3
         for rig in rigs:
@@ -143,12 +143,12 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
 def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
     """A look says what had arrived by the one before."""
     rig = cuda_rig(checkpoint("qwen3-moe-tied"), **WAYS["eager"])
-    before = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    before = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     rig.step([New(0, prompt(11))], {0: 11})
     torch.cuda.synchronize()
-    rig.replica.expert_load()
+    rig.replica.experts.read_load()
     torch.cuda.synchronize()
-    found = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    found = {layer: int(counts.sum()) for layer, counts in rig.replica.experts.read_load().items()}
     assert set(found) == set(before) == {0, 1, 2}
     through = {0: 11, 1: 11, 2: 1}  # the last layer feeds forward only the token that is sampled behind
     assert all(count >= before[layer] + through[layer] * 3 for layer, count in found.items())
@@ -164,7 +164,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     rig.step(later, {i: 3 * i for i in range(1, 12)})
     for _ in range(4):
         rig.step()
-    assert any(shared for _, shared, _ in recorded_keys_of(decode_graphs_of(rig.replica)))
+    assert any(shared for _, shared, _ in decode_graphs_of(rig.replica)._graphs)
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, create_model
 
+from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.input_processor.sampling.plain_parameters import NAMES, PLAIN_PARAMETERS
 
 if TYPE_CHECKING:
-    PlainFields = BaseModel
+    PlainFields = CheckedBody
 else:
-    PlainFields = create_model("PlainFields", **{one.name: (float | None, None) for one in PLAIN_PARAMETERS})
+    PlainFields = create_model(
+        "PlainFields", __base__=CheckedBody, **{one.name: (float | None, None) for one in PLAIN_PARAMETERS}
+    )
 
 
 def given(body: BaseModel) -> dict[str, Any]:

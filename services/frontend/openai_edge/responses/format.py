@@ -19,7 +19,7 @@ from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from quire.services.frontend.openai_edge.responses.numbers import writable
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
+from quire.services.frontend.openai_edge.responses.tools import added, called, echoed
 from quire.services.frontend.openai_edge.responses.turns import Item
 from quire.services.frontend.output_processor.answer_parser import Part
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -92,7 +92,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._namespaces = namespaces([*(body.tools or ()), *added(conversation)])
+        self._tools = called([*(body.tools or ()), *added(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -157,7 +157,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
-        self._item = new_item(part, self._identity.new_item_id, self._namespaces)
+        self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)

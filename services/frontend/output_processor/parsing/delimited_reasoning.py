@@ -12,7 +12,7 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ReasoningFrame:
     """Markup around the content."""
 
     starts: tuple[str, ...]  # the one of them that comes
@@ -24,15 +24,15 @@ class Frame:
         object.__setattr__(self, "end_marker", Markers(self.end))
 
 
-def framed(start: str, end: str) -> Frame:
-    return Frame((start,), end)
+def framed(start: str, end: str) -> ReasoningFrame:
+    return ReasoningFrame((start,), end)
 
 
 def delimited(
     starts: str | tuple[str, ...],
     ends: str | tuple[str, ...],
     *,
-    frame: Frame | None = None,
+    frame: ReasoningFrame | None = None,
     end_alone: bool = False,
 ) -> ReasoningFormat:
     """A start that stands elsewhere is content: an answer may talk about it. A call ends reasoning as well.
@@ -59,7 +59,7 @@ def delimited(
     return ReasoningFormat(read, tokens, starts, ends)
 
 
-def _framed(scan: Scanner, writer: EventWriter, frame: Frame) -> Steps[None]:
+def _framed(scan: Scanner, writer: EventWriter, frame: ReasoningFrame) -> Steps[None]:
     if frame.starts and (yield from scan.try_text(*frame.starts)):
         yield from _skip_and_settle(scan)
     elif not frame.may_be_open:

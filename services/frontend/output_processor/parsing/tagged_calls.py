@@ -53,7 +53,7 @@ class Tags:
     keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
     parameter_end: str
     blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; the first is what models have to write
-    literal: tuple[str, str] | tuple[()] = ()  # around a value that holds markup itself
+    literal: tuple[str, ...] = ()  # around a value that holds markup itself
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
     bare_functions: bool = False  # a block for each
@@ -116,11 +116,11 @@ def _wording(tags: Tags) -> Wording:
     )
     call = text_parameters(texts)
     if not tags.blocks:
-        return Wording(call)
+        return Wording(call, plain_texts=True)
     start, end = tags.blocks[0]
     if tags.bare_functions:  # a block for each
-        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"))
-    return Wording(call, before=f"{start}\n", after=f"\n{end}")
+        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
+    return Wording(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
 
 
 class _Reading:

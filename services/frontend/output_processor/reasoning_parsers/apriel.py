@@ -2,10 +2,10 @@
 
 The first line stands in the prompt already where the template is that of 1.6."""
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import Frame, delimited
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import ReasoningFrame, delimited
 
 FORMAT = delimited(
     "Here are my reasoning steps:",
     "[BEGIN FINAL RESPONSE]",
-    frame=Frame((), "[END FINAL RESPONSE]", may_be_open=True),
+    frame=ReasoningFrame((), "[END FINAL RESPONSE]", may_be_open=True),
 )

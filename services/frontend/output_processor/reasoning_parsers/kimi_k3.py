@@ -4,7 +4,7 @@ The prompt ends with the first tag of the two elements that comes."""
 
 from dataclasses import replace
 
-from quire.services.frontend.output_processor.parsing.delimited_reasoning import Frame, delimited
+from quire.services.frontend.output_processor.parsing.delimited_reasoning import ReasoningFrame, delimited
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 RESPONSE = f"{OPEN}response{SEPARATOR}"
@@ -12,7 +12,7 @@ FORMAT = replace(
     delimited(
         f"{OPEN}think{SEPARATOR}",
         f"{CLOSE}think{SEPARATOR}",
-        frame=Frame((RESPONSE,), f"{CLOSE}response{SEPARATOR}", may_be_open=True),
+        frame=ReasoningFrame((RESPONSE,), f"{CLOSE}response{SEPARATOR}", may_be_open=True),
     ),
     tokens=(OPEN, CLOSE, SEPARATOR),
     content_start=RESPONSE,

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.core.beam.moves import BeamMover
-from quire.services.scheduler.core.beam.search import BeamNode, Entries, LiveBeams
-from quire.services.scheduler.core.beam.searches import Beam, RunningSearch
 from quire.services.scheduler.core.drafts.rows import DraftedRows
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
+from quire.services.scheduler.core.running.searches import Beam, RunningSearch
 from quire.services.scheduler.core.scheduling.entry import Entry
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.beam_search import BeamNode, Entries, LiveBeams
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.scheduling.entry import Entry, Start
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.core.timing.pace import PromptPace
 
 TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")

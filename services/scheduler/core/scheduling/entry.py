@@ -6,9 +6,9 @@ from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
 from quire.services.scheduler.core.plan import Started
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from quire.services.scheduler.core.sequence import TOKEN_BYTES, Sequence, SequenceStatus
+from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.kv_cache.match import Match
 from quire.services.scheduler.kv_cache.part_index import BlockPart
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.services.scheduler.core.drafts.speculation import DraftLengths
-from quire.services.scheduler.core.running import Slots
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from quire.services.scheduler.core.running.running import Slots
 from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 class Grower:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Blocks
 
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, UnderWay
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 
 # Of a sequence for blocks of one tier: whoever loses them again before it comes in computes them.
 MOST_WAITS = 2

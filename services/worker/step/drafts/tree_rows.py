@@ -65,6 +65,10 @@ class Moved:
     sources: Rows
     targets: Rows
 
+    def among(self, tokens: I32) -> tuple[I32, I32]:
+        """Returns the sources and targets as `tokens` of a step, one for each row."""
+        return tokens[self.sources], tokens[self.targets]
+
     @classmethod
     def of(cls, kept: Rows, firsts: Rows, counts: I32) -> Moved | None:
         """`kept` rows, `counts` of each slot, whose first row it is at; None if all are where they belong."""

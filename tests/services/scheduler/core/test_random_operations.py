@@ -13,13 +13,12 @@ import pytest
 
 from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.limits import CoreLimits
+from quire.services.scheduler.core.limits import NO_TIERS, CoreLimits, TierLimits
 from quire.services.scheduler.core.plan import Events, Finished, StepResult
-from quire.services.scheduler.core.sequence import Family, Sequence
-from quire.services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Family, Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search

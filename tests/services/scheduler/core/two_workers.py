@@ -19,15 +19,15 @@ import numpy as np
 from quire.services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.ending import Failure, Reason
-from quire.services.scheduler.core.fetches import LEAST_BLOCKS, Borrowed, FetchOrder
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Finished, StepPlan, StepResult
-from quire.services.scheduler.core.sequence import Family, LateQuery, Loss, Sequence, SequenceStatus
+from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, Borrowed, FetchOrder
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Family, LateQuery, Loss, Sequence, SequenceStatus
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.services.scheduler.frontends.submissions import Payload
-from quire.services.scheduler.handover.roles import can_be_handed_over
+from quire.services.scheduler.placement.roles import can_be_handed_over
 from quire.services.scheduler.replicas.codec import encode_order, encode_plan, encode_transfer
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from tests.services.scheduler.conftest import Optimist, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search

@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.services.worker import service
 from quire.services.worker.attach import session as session_module
 from quire.services.worker.attach.attachment import Attachment
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.main import serve
+from quire.services.worker.replica.replica import Replica
 from quire.shared import columns, logs
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.kv import block_hash

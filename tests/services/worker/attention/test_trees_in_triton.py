@@ -13,8 +13,8 @@ from quire import kernels
 from quire.services.worker.attention import backends
 from quire.services.worker.attention.port import AttentionSpec
 from quire.services.worker.attention.triton import TritonAttention
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkShape
+from quire.services.worker.replica.replica import Replica
 from tests.interpreter import ON_GPU
 from tests.services.worker.graphs.test_chunk_graphs import use_chunk_graphs
 from tests.spec_decode.methods import TREES

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from quire.services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
-from quire.services.worker.engine.replica import Occupancy
 from quire.services.worker.kv.held_blocks import HeldReport
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from quire.services.worker.replica.mixture_experts import MixtureExperts
+from quire.services.worker.replica.replica import Occupancy
+from quire.services.worker.runner.step_cost import NO_COST_MODEL
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.errors import Internal, InvalidArgument
@@ -94,6 +96,20 @@ class PaperReplica:
         self.log.append(what)
         self.threads.add(threading.current_thread().name)
 
+    cost_model = NO_COST_MODEL
+
+    @property
+    def speculation(self) -> PaperReplica:
+        return self
+
+    @property
+    def transfers(self) -> PaperReplica:
+        return self
+
+    @property
+    def experts(self) -> MixtureExperts:
+        return MixtureExperts()
+
     def waits_before(self, plan: pb.StepPlan) -> bool:
         return plan.step_id in self.waiting
 
@@ -123,9 +139,6 @@ class PaperReplica:
 
     def forget_cache(self) -> None:
         self._note("forget")
-
-    def expert_load(self) -> dict[int, object]:
-        return {}
 
     def occupancy(self) -> Occupancy:
         return Occupancy(len(self.log), 0, 0)
@@ -355,26 +368,35 @@ async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start,
     assert "move 1" not in replica.log
 
 
-class StagingReplica(PaperReplica):
+class StagingOrders:
     """Stages weights beside steps, for as long as it is told to."""
 
     stages_beside_steps = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
         self.begun, self.done = threading.Event(), threading.Event()
 
     def interrupt(self, order: pb.DeviceOrder) -> None:
         self._note(f"heard of {order.WhichOneof('order')}")
 
-    def obey_beside_steps(self, order: pb.DeviceOrder) -> None:
+    def obey(self, order: pb.DeviceOrder) -> bool:
         assert order.HasField("stage_weights")
         self.begun.set()
         assert self.done.wait(PATIENCE_S)
         self._note("stage")
+        return False
 
     def drop_weights(self) -> None:
         self._note("drop")
+
+
+class StagingReplica(PaperReplica):
+    """Has orders that are carried out beside steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders = StagingOrders(self._note)
 
     def obey(self, order: pb.DeviceOrder) -> None:
         self._note("drop")
@@ -386,11 +408,11 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
     await engine.rest(inbox)
     engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))
-    await asyncio.to_thread(replica.begun.wait, PATIENCE_S)
+    await asyncio.to_thread(replica.orders.begun.wait, PATIENCE_S)
     engine.device_order(inbox, pb.DeviceOrder(order_id=2, drop_weights=pb.DropWeights()))
     submit(engine, inbox, 1)
     await inbox.next()  # the device's thread is done with all that came before
-    replica.done.set()
+    replica.orders.done.set()
     async with asyncio.timeout(PATIENCE_S):
         assert sorted([await inbox.orders.get() for _ in range(2)]) == [1, 2]
     assert [said for said in replica.log if said in ("stage", "drop")] == ["stage", "drop"]
@@ -400,10 +422,10 @@ async def test_weights_that_nobody_wants_any_more_are_dropped_once_they_are_stag
 async def test_an_order_is_answered_whatever_the_library_that_reads_weights_raises() -> None:
     replica, inbox = StagingReplica(), Inbox()
 
-    def panic(_order: pb.DeviceOrder) -> None:
+    def panic(_order: pb.DeviceOrder) -> bool:
         raise Panic("index out of bounds")
 
-    replica.obey_beside_steps = panic  # type: ignore[method-assign]
+    replica.orders.obey = panic  # type: ignore[method-assign]
     engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type, return-value]
     await engine.rest(inbox)
     engine.device_order(inbox, pb.DeviceOrder(order_id=1, stage_weights=pb.StageWeights()))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
 from quire.services.worker.graphs.cuda_graph import Repeater, Work
 from quire.services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.step.slots import NO_BLOCKS, NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs

@@ -23,7 +23,7 @@ from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import current_model_of, decode_graphs_of, give_memory_of_its_own, runner_of, table_of
+from tests.services.worker.parts import current_model_of, decode_graphs_of, give_memory_of_its_own, runner_of
 from tests.services.worker.plans import New, ids_of
 from tests.services.worker.rig import Rig
 
@@ -70,7 +70,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
     attention = CheckedAttention()
     with mock.patch("quire.services.worker.building.site.choose_attention", return_value=attention):
         rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
-    runner, limits, table = runner_of(rig.replica), rig.replica.limits, table_of(rig.replica)
+    runner, limits, table = runner_of(rig.replica), rig.replica.limits, rig.replica.table
     give_memory_of_its_own(rig.replica)
     model = RecordedModel(
         forward=lambda batch: current_model_of(rig.replica).logits(

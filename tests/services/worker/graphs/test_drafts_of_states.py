@@ -11,13 +11,13 @@ import torch
 
 from quire import kernels
 from quire.kernels import reference, triton
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
 from quire.services.worker.graphs.recorded_steps import ReadyStep, RecordedModel
 from quire.services.worker.graphs.row_facts import RowWatch
 from quire.services.worker.graphs.step_edges import PlainEdges
+from quire.services.worker.replica.replica import Replica
 from quire.services.worker.runner.profiling import run_largest_steps
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.services.worker.step.slots import NewBlocks
@@ -28,7 +28,7 @@ from tests.kv_groups.test_states import SIZES, check
 from tests.kv_groups.test_windows import SMALL, prompt
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import give_memory_of_its_own, kept_of, propose, runner_of, table_of, whole_model_of
+from tests.services.worker.parts import give_memory_of_its_own, kept_of, propose, runner_of, whole_model_of
 from tests.spec_decode.pair import Pair, build
 
 Make = Callable[[str], Checkpoint]
@@ -63,7 +63,7 @@ class SeenChunks(ChunkGraphs):
 
 def use_graphs(replica: Replica) -> Seen:
     """As on a GPU: memory of its own, and graphs of both kinds."""
-    runner, limits, table, seen = runner_of(replica), replica.limits, table_of(replica), Seen()
+    runner, limits, table, seen = runner_of(replica), replica.limits, replica.table, Seen()
     give_memory_of_its_own(replica)
     decoder = whole_model_of(replica)
     model = RecordedModel(

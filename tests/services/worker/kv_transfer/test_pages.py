@@ -60,13 +60,13 @@ def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, famil
     giver, taker = Rig(folder), Rig(folder)
     first = giver.step([New(0, PROMPT)], {0: len(PROMPT)})[0]
     blocks = np.array(giver.blocks(0)[:NUM_FULL], dtype=np.uint32).reshape(-1)
-    given = giver.replica.read_pages(blocks).content
+    given = giver.replica.transfers.read_pages(blocks).content
     assert given.shape == (NUM_FULL, giver.replica.pages.block_bytes)
     assert giver.replica.pages.block_bytes == num_bytes
     targets = np.array([70, 60, 50], dtype=np.uint32)
     with torch.inference_mode():
-        taker.replica.write_pages(targets, given).wait()
-        taker.replica.believe_pages(targets, hashes()).wait()
+        taker.replica.transfers.write_pages(targets, given).wait()
+        taker.replica.transfers.believe_pages(targets, hashes()).wait()
     report = taker.replica.rest()
     assert dict(zip(report.block_ids, [report.hashes[i : i + 32] for i in range(0, 96, 32)], strict=True)) == dict(
         zip([50, 60, 70], hashes()[::-1], strict=True)
@@ -82,9 +82,9 @@ def test_who_attaches_before_all_is_believed_is_not_told_of_it(checkpoint: Make)
     giver, taker = Rig(folder), Rig(folder)
     giver.step([New(0, PROMPT)], {0: len(PROMPT)})
     blocks = np.array(giver.blocks(0)[:NUM_FULL], dtype=np.uint32).reshape(-1)
-    given = giver.replica.read_pages(blocks).content
+    given = giver.replica.transfers.read_pages(blocks).content
     with torch.inference_mode():
-        taker.replica.write_pages(np.array([70, 60, 50], dtype=np.uint32), given).wait()
+        taker.replica.transfers.write_pages(np.array([70, 60, 50], dtype=np.uint32), given).wait()
     assert not taker.replica.rest().block_ids
 
 
@@ -92,10 +92,10 @@ def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     blocks = np.array(rig.blocks(0)[:1], dtype=np.uint32).reshape(-1)
-    rig.replica.read_pages(blocks)
+    rig.replica.transfers.read_pages(blocks)
     rig.replica.forget_cache()
     with pytest.raises(FailedPrecondition, match="hold nothing that is known"):
-        rig.replica.read_pages(blocks)
+        rig.replica.transfers.read_pages(blocks)
 
 
 def test_a_layout_names_the_weights_and_how_kv_is_kept(checkpoint: Make, tmp_path: Path) -> None:

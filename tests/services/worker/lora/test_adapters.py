@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.services.worker.building.build import build_replica
+from quire.services.worker.lora.no_adapters import NO_ADAPTERS
 from quire.services.worker.lora.open_adapters import left_out
 from quire.services.worker.lora.peft import peft_folder
 from quire.shared.errors import InvalidArgument
@@ -249,8 +250,8 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     settings = Rig.settings(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
     assert left_out(settings, rig.replica.adapters) == ["cut"]
     alone = Rig(made.folder, lora={"cut": str(cut)})
-    assert alone.replica.adapters is None
-    assert left_out(settings, None) == ["cut", "whole"]
+    assert not alone.replica.adapters.held()
+    assert left_out(settings, NO_ADAPTERS) == ["cut", "whole"]
 
 
 def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from tests.services.worker.parts import (
     recorded_keys_of,
     recorded_steps_of,
     runner_of,
-    table_of,
     whole_model_of,
 )
 from tests.services.worker.plans import New
@@ -63,7 +62,7 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
     """As on a GPU: memory of its own, recordings of steps with adapters and without."""
     rig = plain_rig(made, record_logits=False, num_blocks=400, **settings)
     replica = rig.replica
-    runner, limits, table = runner_of(replica), replica.limits, table_of(replica)
+    runner, limits, table = runner_of(replica), replica.limits, replica.table
     give_memory_of_its_own(replica)
     rows = replica.adapters.step
     rows.is_active = rows._is_always = False

@@ -65,7 +65,7 @@ def check(folder: Path, other: Path, dtype: str) -> None:
     with torch.inference_mode():
         rig.replica.update_weights(NewWeights(other))
     assert torch.equal(rows(rig), wanted)
-    assert rig.replica.weight_version == "1"
+    assert rig.replica.orders.version == "1"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -85,11 +85,11 @@ def test_what_experts_have_had_is_counted_on(checkpoint: Make) -> None:
     folder = checkpoint("mixtral").folder
     rig = Rig(folder)
     rows(rig)
-    before = {layer: list(load) for layer, load in rig.replica.expert_load().items()}
+    before = {layer: list(load) for layer, load in rig.replica.experts.read_load().items()}
     assert all(map(sum, before.values()))
     with torch.inference_mode():
         rig.replica.update_weights(NewWeights(folder))
-    assert {layer: list(load) for layer, load in rig.replica.expert_load().items()} == before
+    assert {layer: list(load) for layer, load in rig.replica.experts.read_load().items()} == before
 
 
 def test_where_others_hold_the_weights_nothing_is_changed(checkpoint: Make) -> None:
@@ -97,4 +97,4 @@ def test_where_others_hold_the_weights_nothing_is_changed(checkpoint: Make) -> N
     rig = Rig(folder)
     with torch.inference_mode(), pytest.raises(FailedPrecondition, match="transformers"):
         rig.replica.update_weights(NewWeights(folder))
-    assert rig.replica.weight_version == "0"
+    assert rig.replica.orders.version == "0"

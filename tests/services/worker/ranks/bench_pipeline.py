@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.services.worker.building.rank_processes.start import build_part
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica.replica import Replica
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.parts import current_model_of
 from tests.services.worker.plans import New

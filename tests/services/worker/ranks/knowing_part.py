@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.services.worker.building.rank_processes import start
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica.replica import Replica
 from quire.shared.settings import WorkerSettings
 from tests.kv_groups.test_drafts_of_states import Knowing
 from tests.services.worker.parts import propose

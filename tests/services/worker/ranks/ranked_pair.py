@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.building.rank_processes import start
-from quire.services.worker.engine.flight import StepInFlight
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.local import LocalRanks
 from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.spec_decode.pair import Pair, build, settings_of
@@ -50,7 +50,7 @@ class RankedPair(Pair):
         return flight.result(outcome, wait_us=0)
 
     def move(self, order: pb.Transfer) -> None:
-        moving = self.replica.move(order)
+        moving = self.replica.transfers.move(order)
         self.group.move(order)
         moving.wait()
         self.group.moved(order.transfer_id)
@@ -74,7 +74,7 @@ def ranked_pair(
     try:
         replica = build(speculation, folder, group.seats[0], **values)
         group.start()
-        host = replica.num_host_blocks
+        host = replica.transfers.num_host_blocks
         limits: dict[str, Any] = {"tiers": TierLimits(host)} if host else {}
         run = RankedPair(group, replica, num_micro_batches=stages, **limits)
         del replica

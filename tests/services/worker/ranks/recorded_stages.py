@@ -16,8 +16,6 @@ from torch import Tensor
 from quire.services.worker.building.graph_maker import GraphMaker, Tools
 from quire.services.worker.building.rank_processes.start import build_part
 from quire.services.worker.building.site import Site
-from quire.services.worker.engine.flight import StepInFlight
-from quire.services.worker.engine.replica import Replica
 from quire.services.worker.graphs.cuda_graph import Repeater
 from quire.services.worker.graphs.step_edges import PlainEdges
 from quire.services.worker.layers.context import ALL_TOKENS, Context
@@ -27,10 +25,12 @@ from quire.services.worker.layers.stages import Stage
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.seat import Seat
+from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.graphs.pretending import Copying
-from tests.services.worker.parts import give_memory_of_its_own, runner_of, table_of
+from tests.services.worker.parts import give_memory_of_its_own, runner_of
 from tests.services.worker.rig import Rig
 
 
@@ -53,7 +53,7 @@ def makers() -> Iterator[list[GraphMaker]]:
 
 
 def record(replica: Replica, maker: GraphMaker) -> None:
-    runner, table = runner_of(replica), table_of(replica)
+    runner, table = runner_of(replica), replica.table
     give_memory_of_its_own(replica, runner.slot_memory.num_groups)
     maker.record(runner, replica.limits, table.block_table)
 

@@ -19,7 +19,6 @@ from quire.shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error
-from tests.services.worker.parts import num_experts_moved
 from tests.services.worker.ranks import as_on_gpus
 from tests.services.worker.ranks.test_expert_parallel import Make, loads, one_process
 from tests.services.worker.ranks.test_pipeline import by_turns, prefill
@@ -83,7 +82,7 @@ def test_more_ranks_some_of_them_without_rows(
     eplb = {**MOVING, "num_redundant_experts": copies} if copies else {}
     with ranked(made.folder, size, **ALL_TO_ALL, **eplb) as rig:
         says_the_same(rig, one_process(made), made)
-        assert not copies or num_experts_moved(rig.replica) > 0
+        assert not copies or rig.replica.experts.balance.num_moved > 0
 
 
 @pytest.mark.parametrize(("family", "copies"), [("deepseek-v3", 4), ("mixtral", 0), ("llama4", 4), ("qwen2-moe", 4)])
@@ -91,7 +90,7 @@ def test_experts_that_move_at_every_step(checkpoint: Make, family: str, copies: 
     made = checkpoint(family)
     with ranked(made.folder, **ALL_TO_ALL, **MOVING, num_redundant_experts=copies) as rig:
         says_the_same(rig, one_process(made), made)
-        assert num_experts_moved(rig.replica) > 0
+        assert rig.replica.experts.balance.num_moved > 0
 
 
 def test_groups_that_share_out_tokens(checkpoint: Make) -> None:

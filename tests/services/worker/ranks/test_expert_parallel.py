@@ -18,7 +18,7 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
-from tests.services.worker.parts import num_experts_moved, runner_of, whole_model_of
+from tests.services.worker.parts import runner_of, whole_model_of
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import mixed_steps, ranked
 from tests.services.worker.rig import Rig
@@ -74,7 +74,7 @@ def test_experts_that_move_at_every_step_say_the_same(checkpoint: Make, family: 
             assert rig.tokens(slot) == whole.tokens(slot)
             assert error(rig, made, slot) < MAX_ERROR
         assert loads(rig) == loads(whole)
-        assert num_experts_moved(rig.replica) > 0
+        assert rig.replica.experts.balance.num_moved > 0
 
 
 def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
@@ -83,7 +83,7 @@ def test_new_weights_lie_where_a_fresh_model_has_them(checkpoint: Make) -> None:
     eplb = {"enable_eplb": True, "eplb_step_interval": 1, "num_redundant_experts": 4}
     with ranked(made.folder, expert_parallel=True, weights_folders=(str(made.folder),), **eplb) as rig:
         mixed_steps(rig)
-        assert num_experts_moved(rig.replica) > 0
+        assert rig.replica.experts.balance.num_moved > 0
         wanted = model_pb2.WeightsIdentity(update=1, version="1", path=str(made.folder))
         rig.obey(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))
         rig.obey(pb.DeviceOrder(swap_weights=pb.SwapWeights(update=1)))
@@ -100,7 +100,7 @@ def experts_held(rig: Rig) -> list[int]:
 
 
 def loads(rig: Rig) -> dict[int, list[int]]:
-    return {layer: counts.tolist() for layer, counts in rig.replica.expert_load().items()}
+    return {layer: counts.tolist() for layer, counts in rig.replica.experts.read_load().items()}
 
 
 @pytest.mark.parametrize(

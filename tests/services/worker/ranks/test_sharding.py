@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from quire.services.worker.building.rank_processes.start import build_part
-from quire.services.worker.engine.flight import StepInFlight
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.ranks import seat
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.local import LocalRanks
+from quire.services.worker.replica.flight import StepInFlight
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints, recorded_logits

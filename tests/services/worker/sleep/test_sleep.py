@@ -23,7 +23,6 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.pointers import pointee
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import rows, shaken
-from tests.services.worker.parts import weights_of
 from tests.services.worker.rig import Rig
 
 MIB = 1 << 20
@@ -89,7 +88,7 @@ def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: 
     with pytest.raises(FailedPrecondition, match="the weights are asleep"):
         obey(rig, stage(second, 8))
     obey(rig, wake("weights"), stage(second, 8), swap(8), wake("kv_cache"))
-    assert rig.replica.weight_version == "step-8"
+    assert rig.replica.orders.version == "step-8"
     assert torch.equal(rows(rig), rows(Rig(second)))
 
 
@@ -170,7 +169,7 @@ def test_tensors_move_and_stay_themselves() -> None:
 def test_what_is_given_back_is_what_an_update_overwrites(checkpoint: Make) -> None:
     for family in ("mixtral", "gpt-oss", "deepseek-v3", "granite-tied", "llama4"):
         rig = Rig(checkpoint(family).folder)
-        weights: Any = weights_of(rig.replica)
+        weights: Any = rig.replica.orders.weights
         assert isinstance(weights, Weights)
         with torch.inference_mode():
             weights.stage(checkpoint(family).folder, weights.id)

@@ -13,9 +13,9 @@ from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import RECURRENT_FAMILIES, Checkpoint
-from tests.services.worker.engine.test_replica import expected, held
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New, ids_of
+from tests.services.worker.replica.test_replica import expected, held
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire.services.worker.engine.flight import StepInFlight
+from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.structured import mask_maker
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal

@@ -90,13 +90,13 @@ def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Chec
     rig = Rig(checkpoint("qwen2-moe").folder, attention_backend="auto")
     rig.step([New(0, list(range(11)))], {0: 11})
     rig.step()
-    load = rig.replica.expert_load()
+    load = rig.replica.experts.read_load()
     assert {layer: sum(counts) for layer, counts in load.items()} == {0: 12 * 3, 2: 12 * 3}
     assert all(len(counts) == 8 for counts in load.values())
 
 
 def test_a_dense_model_has_no_such_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
-    assert Rig(checkpoint("llama").folder).replica.expert_load() == {}
+    assert Rig(checkpoint("llama").folder).replica.experts.read_load() == {}
 
 
 def test_metrics_say_how_evenly_experts_are_used() -> None:

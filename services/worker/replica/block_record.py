@@ -1,0 +1,80 @@
+"""What steps leave in the KV blocks, on the host: which tokens went where, and which block stands behind which."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.flight import UNCHANGED, Changes
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, SlotTable
+from quire.services.worker.step.step_inputs import StepInputs
+
+
+class BlockRecord:
+    """Owns the record of the blocks' content, and each slot's last sampled token that is on the host."""
+
+    def __init__(self, limits: WorkerLimits, table: SlotTable) -> None:
+        self.table = table
+        self._limits = limits
+        self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
+        self.held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(self._windows))
+        self._roots: dict[int, bytes] = {}  # by slot: the hash of what comes before the sequence's first block
+        self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)
+
+    def admit(self, slot: int, root_hash: bytes) -> None:
+        self._roots[slot] = root_hash
+
+    def release(self, slot: int) -> None:
+        self._roots.pop(slot, None)
+
+    def hand_out(self, new: NewBlocks, copies: BlockCopies | None) -> None:
+        """Notes the blocks that start anew: all but those an admission brought along as cached, unless they are only
+        now filled with that."""
+        table, several = self.table, self.table.num_groups > 1
+        cached = -(-table.num_cached_tokens[new.slots] // self._limits.block_size)
+        positions = new.columns % table.width if several else new.columns
+        starts = positions >= cached
+        if copies is not None:
+            starts |= np.isin(new.ids, copies.targets)
+        fresh = starts.nonzero()[0]
+        slots, positions, ids = new.slots[fresh], positions[fresh], new.ids[fresh]
+        before = table.block_table[slots, np.maximum(new.columns[fresh] - 1, 0)]
+        parents = np.where(positions > 0, before, NO_PARENT)
+        firsts = (positions == 0).nonzero()[0].tolist()
+        roots = {int(ids[i]): self._roots[int(slots[i])] for i in firsts}
+        groups = new.columns[fresh] // table.width if several else 0
+        if copies is not None and self._windows:  # of what they are behind, the window may have slid over
+            parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
+        self.held.hand_out(ids, parents, roots, groups)
+
+    def record(self, inputs: StepInputs, changes: Changes, output: RunnerOutput) -> None:
+        """Notes the tokens of a step that has been executed, where its KV lies."""
+        if changes is not UNCHANGED:
+            changes.note(self.held, self._last_tokens)
+        token_ids = inputs.token_ids.copy()  # the device may still be reading the original
+        token_ids[inputs.prev_sampled_tokens] = self._last_tokens[inputs.prev_sampled_slots]
+        places = inputs.slot_mapping
+        if output.moved is not None:
+            sources, targets = output.moved.among(inputs.sampling_tokens)
+            token_ids[targets] = token_ids[sources]
+        if self._limits.num_groups > 1:
+            token_ids = np.tile(token_ids, self._limits.num_groups)
+        if output.refused_tokens is not None:
+            right = np.ones(inputs.num_tokens, dtype=np.bool_)
+            right[inputs.sampling_tokens[output.refused_tokens]] = False  # a row is refused with the draft before it
+            right = np.tile(right, self._limits.num_groups)
+            places, token_ids = places[right], token_ids[right]
+        self.held.write(places, token_ids)
+        self._last_tokens[inputs.sampled_slots] = output.last_tokens
+
+    def report(self) -> HeldReport:
+        return self.held.report()
+
+    def count_blocks(self) -> tuple[int, int]:
+        """Returns how many blocks live slots own, and how many others hold known content."""
+        owned = self.table.owned_blocks()
+        cached = self.held.complete() & ~owned
+        return int(np.count_nonzero(owned)), int(np.count_nonzero(cached))

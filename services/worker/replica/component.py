@@ -1,0 +1,23 @@
+"""What the parts that a replica has beside its steps have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+Gate = Callable[[pb.StepPlan], None]  # called before anything of the plan is done; raises PlanViolation
+
+
+class ReplicaComponent:
+    """A part of a replica beside its steps, which overrides what concerns it. Used by the device's thread."""
+
+    gates: Sequence[Gate] = ()
+
+    def end_epoch(self, report: HeldReport) -> HeldReport:
+        """Ends what belongs to the attachment; returns the report with what outlives it."""
+        return report
+
+    def forget_cache(self) -> None:
+        """Discards what it holds of KV blocks, whose content is of no use any more."""

@@ -1,0 +1,162 @@
+"""A step under way on a replica: what the device makes of it, and the result that it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from quire.services.worker.kv.held_blocks import HeldBlocks
+from quire.services.worker.lora.no_adapters import StepAdapters
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.sampling.features.component import SlotState
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NO_SLOTS, NewBlocks, Rows
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared import columns
+from quire.shared.columns import I32
+from quire.shared.errors import Internal, InvalidArgument, QuireError, to_proto
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.step_value import step_value
+
+
+class Launch(Protocol):
+    """A step under way."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
+        Replica.settle()."""
+
+    def await_arrival(self) -> None:
+        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+
+    def wait(self) -> RunnerOutput: ...
+
+
+class RunnerHeads(SlotState, Protocol):
+    """What each slot's passes end in."""
+
+    @property
+    def num_query_vectors(self) -> int:
+        """Vectors of queries that are kept for documents."""
+
+    def drop_queries(self, names: bytes) -> None:
+        """Before the next launch."""
+
+    def forget_queries(self) -> None: ...
+
+
+class Runner(Protocol):
+    """The device's side of a step."""
+
+    @property
+    def heads(self) -> RunnerHeads: ...
+
+    @property
+    def adapters(self) -> StepAdapters:
+        """Those that steps may go through."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Before the next launch."""
+
+    def move_beams(self, moves: BeamMoves) -> None:
+        """Before the next launch."""
+
+    def move_tokens(self, sources: I32, targets: I32) -> None:
+        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+
+    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
+
+    def settle(self, slots: Rows | None = None) -> None:
+        """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
+
+
+@step_value
+class Changes:
+    """What a plan says besides who computes what."""
+
+    idle: Rows  # slots that would have sampled if they had had room
+    copies: BlockCopies | None
+    moves: BeamMoves | None
+
+    def begin(self, runner: Runner) -> None:
+        """On the device, before the step is launched."""
+        if self.copies is not None:
+            runner.copy_blocks(self.copies)
+        if self.moves is not None:
+            runner.settle(self.moves.slots)
+            runner.move_beams(self.moves)
+
+    def note(self, held: HeldBlocks, last_tokens: I32) -> None:
+        """On the host, once the step has been executed; `last_tokens`: by slot."""
+        if self.copies is not None:
+            held.copy(self.copies.sources, self.copies.targets)
+        if self.moves is not None:
+            last_tokens[self.moves.slots] = self.moves.token_ids
+
+
+UNCHANGED = Changes(NO_SLOTS, None, None)
+NONE_REFUSED: dict[int, QuireError] = {}
+
+
+@step_value
+class StepInFlight:
+    """A step between launch and record."""
+
+    epoch: int
+    step_id: int
+    inputs: StepInputs
+    launch: Launch
+    refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
+    bans: Mapping[int, tuple[str, ...]]  # of slots now: see SlotAdmission
+    changes: Changes
+    num_begun: int  # sequences by then, for speculation
+
+    def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
+        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
+        drafts, timings = self.inputs.drafts, output.timings
+        result = pb.StepResult(
+            epoch=self.epoch,
+            step_id=self.step_id,
+            token_ids=columns.i32_bytes(output.token_ids),
+            token_counts=self._column(output.token_counts) if len(self.changes.idle) or output.drafted else b"",
+            draft_counts=self._column(drafts.counts) if drafts else b"",
+            logprobs=output.logprobs,
+            failures=failures,
+            timings=pb.StepTimings(
+                wait_us=wait_us,
+                prepare_us=timings.prepare_us,
+                forward_us=timings.forward_us,
+                sample_us=timings.sample_us,
+            ),
+        )
+        for answer in output.answers:
+            answer.tell(result)
+        return result
+
+    def _column(self, counts: I32) -> bytes:
+        """Of the slots that sampled, with those that sat out among them: 0."""
+        slots = self.inputs.sampled_slots
+        expected = np.sort(np.concatenate([slots, self.changes.idle]))
+        column = np.zeros(len(expected), dtype=np.uint32)
+        column[np.searchsorted(expected, slots)] = counts
+        return columns.u32_bytes(column)
+
+    def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
+        failures: dict[int, QuireError] = {}
+        lost = (output.token_ids < 0).nonzero()[0]
+        if len(lost):
+            slots = np.repeat(self.inputs.sampled_slots, output.token_counts)[lost].tolist()
+            failures = {slot: self._nothing_to_sample(slot) for slot in slots}
+        return list((failures | dict(output.faults) | self.refused).items())
+
+    def _nothing_to_sample(self, slot: int) -> QuireError:
+        if bans := self.bans.get(slot):
+            first, *others = bans
+            verb = "allow" if first == "allowed_token_ids" else "allows"
+            text = f"every token is banned: none that {first} {verb} may be sampled beside {' and '.join(others)}"
+            return InvalidArgument(text, field=first)
+        return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

@@ -1,0 +1,145 @@
+"""One worker replica: plans in, results out. Ties the slot table, the record of blocks and the device together.
+
+Everything here happens on the engine's thread. A step is launched, waited for (possibly elsewhere), and then recorded;
+up to two or three may be between launch and record, and they are recorded in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from quire.services.worker.kv.held_blocks import HeldReport
+from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.replica.block_record import BlockRecord
+from quire.services.worker.replica.block_transfers import BlockTransfers
+from quire.services.worker.replica.component import Gate, ReplicaComponent
+from quire.services.worker.replica.flight import NONE_REFUSED, UNCHANGED, Runner, StepInFlight
+from quire.services.worker.replica.mixture_experts import MixtureExperts
+from quire.services.worker.replica.orders import NoOrders, Orders
+from quire.services.worker.replica.slot_states import SlotStates
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.runner.step_cost import NO_COST_MODEL, CostModel, NoCostModel
+from quire.services.worker.spec_decode.no_speculation import NoSpeculation
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+if TYPE_CHECKING:  # this module is also read where there is no torch
+    from quire.services.worker.models.loading.weights import NewWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the worker is."""
+
+    num_live: int  # slots
+    num_used_blocks: int  # owned by live slots
+    num_cached_blocks: int  # owned by none, with known content
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What others ask of a replica, and what does not change."""
+
+    limits: WorkerLimits
+    vocab_size: int
+    device_name: str
+    cost_model: CostModel | NoCostModel = NO_COST_MODEL
+
+
+class Replica:
+    """Owns the host's state of all slots and blocks, the runner, and the components beside the steps."""
+
+    def __init__(
+        self,
+        facts: ReplicaFacts,
+        runner: Runner,
+        record: BlockRecord,
+        *,
+        speculation: Speculation | NoSpeculation,
+        orders: Orders | NoOrders,
+        transfers: BlockTransfers,
+        experts: MixtureExperts,
+    ) -> None:
+        """`speculation` has the table of `record`; `orders` carries out what operators want of all that is on the
+        device."""
+        self.limits, self.vocab_size, self.device_name = facts.limits, facts.vocab_size, facts.device_name
+        self.cost_model = facts.cost_model
+        self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts
+        self._runner, self._record = runner, record
+        self._slots = SlotStates(record, runner, speculation, facts.vocab_size, facts.limits.num_blocks)
+        self._steady = self._slots.steady
+        self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers)
+        self._gates: list[Gate] = [gate for component in self._components for gate in component.gates]
+        self.adapters = runner.adapters
+        self.pages = transfers.pages
+        self.table = record.table
+
+    def launch(self, plan: pb.StepPlan) -> StepInFlight:
+        """Launches the step that the plan means, and brings slots and blocks to after it.
+
+        Plans in their order, each before or after the one before it is recorded (see Speculation.waits_before). Raises
+        PlanViolation if the scheduler's table of slots cannot be the same as this one; of the slots nothing is then
+        known until rest(). What a single sequence asks wrongly fails that alone, with the step in which it would
+        have sampled or ended.
+        """
+        for gate in self._gates:
+            gate(plan)
+        if plan.dropped_queries:
+            self._runner.heads.drop_queries(plan.dropped_queries)
+        slots = self._slots
+        followed = self.speculation.follow(plan, self._steady)
+        inputs, new_blocks, changes = (*followed, UNCHANGED) if followed else slots.apply(plan)
+        if len(new_blocks.ids):
+            self._record.hand_out(new_blocks, changes.copies)
+        launch = self._runner.launch(inputs, new_blocks)
+        refused = slots.refused_in(inputs) if slots.refused else NONE_REFUSED
+        num_begun = self.speculation.num_begun
+        return StepInFlight(plan.epoch, plan.step_id, inputs, launch, refused, slots.bans, changes, num_begun)
+
+    def record(self, flight: StepInFlight, output: RunnerOutput) -> None:
+        """The step has been executed: its tokens are known and their KV is where it belongs."""
+        inputs = flight.inputs
+        self._record.record(inputs, flight.changes, output)
+        if output.moved is not None:
+            self._runner.move_tokens(*output.moved.among(inputs.slot_mapping[inputs.sampling_tokens]))
+        self.speculation.record(inputs, output, flight.num_begun)
+
+    def settle(self) -> None:
+        """Settles the oldest launch that is not settled: waits for the stages after this one."""
+        self._runner.settle()
+
+    def rest(self) -> HeldReport:
+        """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
+        self._slots.clear()
+        self._runner.heads.forget_queries()
+        held = [(adapter.id, adapter.path) for adapter in self.adapters.held()]
+        report = replace(self._record.report(), adapters=held)
+        for component in self._components:
+            report = component.end_epoch(report)
+        return report
+
+    def forget_cache(self) -> None:
+        self._record.held.forget()
+        self._runner.heads.forget_queries()
+        for component in self._components:
+            component.forget_cache()
+        self.speculation.forget()
+
+    def obey(self, order: pb.DeviceOrder) -> None:
+        """While no step is in flight. Raises QuireError, and then nothing has changed."""
+        if self.orders.obey(order):
+            self.forget_cache()
+
+    def update_weights(self, new: NewWeights) -> None:
+        """Between two steps; no block holds anything afterwards. Raises QuireError, and then nothing has changed."""
+        self.orders.update(new)
+        self.forget_cache()
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(self.table.num_live, *self._record.count_blocks())
+
+    @property
+    def num_query_vectors(self) -> int:
+        """Capacity for vectors of queries that documents are compared with."""
+        return self._runner.heads.num_query_vectors

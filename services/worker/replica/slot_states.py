@@ -1,0 +1,98 @@
+"""What a replica knows of its slots, and a plan that changes something about them as a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.services.worker.replica.block_record import BlockRecord
+from quire.services.worker.replica.flight import Changes, Runner
+from quire.services.worker.sampling.features.component import check_token_ids
+from quire.services.worker.spec_decode.no_speculation import NoSpeculation
+from quire.services.worker.spec_decode.speculation import Speculation
+from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.beam_moves import BeamMoves
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks
+from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.step_inputs import StepInputs, assemble
+from quire.shared.columns import U32
+from quire.shared.errors import QuireError
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class SlotStates:
+    """Owns what admissions leave by slot; the table of slots is the record's, and the speculation's as well."""
+
+    def __init__(
+        self,
+        record: BlockRecord,
+        runner: Runner,
+        speculation: Speculation | NoSpeculation,
+        vocab_size: int,
+        num_blocks: int,
+    ) -> None:
+        self._record, self._runner, self._speculation = record, runner, speculation
+        self._vocab_size, self._num_blocks = vocab_size, num_blocks
+        self._table = record.table
+        self.steady = Steady(record.table)
+        self.refused: dict[int, QuireError] = {}  # by slot: what its admission asks and cannot have
+        self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
+
+    def apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Changes]:
+        """Brings slots and the device's state of them to before the step; returns the step. Raises PlanViolation."""
+        copies = BlockCopies.of(plan, self._num_blocks)
+        if copies is not None:
+            self._speculation.copy_blocks(copies)
+        order = self._table.order(plan)
+        self._release_all(order.released)
+        for admission in order.admitted:
+            self._admit(admission)
+        step, drafts = self._speculation.advance(order)
+        inputs = assemble(step, self._table, drafts)
+        if drafts is None and not len(order.idle):
+            self.steady.take(plan, inputs)
+        else:
+            self.steady.forget()
+        changes = Changes(order.idle, copies, BeamMoves.of(plan))
+        changes.begin(self._runner)
+        return inputs, order.new_blocks, changes
+
+    def refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
+        """Returns the refusals that are due: of slots that sample or end in the step."""
+        due = {*inputs.sampling_slots.tolist(), *inputs.ended_slots.tolist()}
+        return {slot: error for slot, error in self.refused.items() if slot in due}
+
+    def clear(self) -> None:
+        """Releases every slot."""
+        for slot in np.flatnonzero(self._table.live).tolist():
+            self._release(slot)
+        self._table.clear()
+        self.steady.forget()
+
+    def _admit(self, admission: pb.Admission) -> None:
+        slot, tokens = admission.slot, self._table.given_tokens[admission.slot]
+        self._record.admit(slot, admission.root_hash)
+        try:
+            check_token_ids(tokens, self._vocab_size, "token_ids")
+            asked = SlotAdmission.of(admission)
+            self._runner.heads.admit(slot, asked)
+            if asked.bans:
+                self.bans[slot] = asked.bans
+        except QuireError as error:
+            self.refused[slot] = error
+            # It is computed all the same, and the scheduler counts on what its blocks then hold.
+            self._table.given_tokens[slot] = np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0)
+        self._speculation.begin(slot, self._table.given_tokens[slot])
+
+    def _release_all(self, released: U32) -> None:
+        if len(released):
+            self._runner.settle(released.astype(np.intp))  # what they sample means nothing, but is still to come
+        for slot in released.tolist():
+            self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        self._record.release(slot)
+        self.refused.pop(slot, None)
+        self.bans.pop(slot, None)
+        self._speculation.end(slot)
+        self._runner.heads.release(slot)

@@ -1,0 +1,120 @@
+"""What a step ends in once its layers are launched: logits, choices, other heads, the copy to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.services.worker.device.staging import Staging
+from quire.services.worker.device.step_timer import StepTimer
+from quire.services.worker.graphs.recorded_steps import ReadyStep
+from quire.services.worker.graphs.recordings import Recordings
+from quire.services.worker.heads.heads import Heads, StepHeads
+from quire.services.worker.heads.port import HeadLaunch
+from quire.services.worker.lora.no_adapters import StepAdapters
+from quire.services.worker.runner.context_parallel import StepContext
+from quire.services.worker.runner.output import Launch, RunnerOutput
+from quire.services.worker.runner.step_batches import Uploaded
+from quire.services.worker.sampling.sampler import Sampled
+from quire.services.worker.step.slot_memory import SlotMemory
+from quire.services.worker.step.step_inputs import StepInputs
+
+End = Callable[[Tensor | None], Launch]  # launches what a step ends in, from its hidden states; None: it has no tokens
+
+
+class StageLaunch(Protocol):
+    """A step under way on a stage."""
+
+    @property
+    def settled(self) -> bool: ...
+
+    def await_arrival(self) -> None: ...
+
+    def wait(self) -> RunnerOutput: ...
+
+
+class LogitsModel(Protocol):
+    """Hidden states to logits."""
+
+    def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor: ...
+
+
+class StepEnding:
+    """Made for the memory that steps are computed over."""
+
+    def __init__(
+        self,
+        model: LogitsModel,
+        heads: Heads,
+        memory: SlotMemory,
+        *,
+        staging: Staging,
+        timer: StepTimer,
+        adapters: StepAdapters,
+        context: StepContext,
+        recordings: Recordings,
+    ) -> None:
+        self.model = model
+        self._heads, self._memory, self._staging, self._timer = heads, memory, staging, timer
+        self._adapters, self._context, self._recordings = adapters, context, recordings
+        self._none_sampled = Sampled(memory.last_tokens[:0], None)
+
+    def end(
+        self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor | None, marks: list[Any] | None
+    ) -> Launch:
+        """`hidden` of the tokens that are wanted; None: the step has none. `up`: None of a step that a recording took,
+        on the stage that has the other recordings, of what steps end in."""
+        self._timer.mark(marks)
+        sampled, endings = self._none_sampled, []
+        if hidden is not None:
+            if inputs.num_samples:
+                sampled = self._sampled(inputs, up, others, hidden)
+            if others.rows:
+                endings = others.launch(hidden, inputs.num_samples, self._staging)
+        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
+
+    def end_recorded(self, step: ReadyStep, inputs: StepInputs, others: StepHeads, marks: list[Any] | None) -> Launch:
+        """Replays a recording that goes to the logits, and what can be of what follows."""
+        logits = step.forward()
+        self._timer.mark(marks)
+        sampled = self._chosen(step, logits, inputs)
+        endings: list[HeadLaunch] = []
+        if others.rows and step.hidden is not None:
+            endings = others.launch_all(step.hidden, self._staging)
+        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
+
+    def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor) -> Sampled:
+        """See end()."""
+        if not others.rows and self._recordings.samples is not None:
+            step = self._recordings.samples.prepare(inputs, hidden)
+            return self._chosen(step, step.forward(), inputs)
+        assert up is not None, "recordings take steps whose samples others take"
+        if others.rows:
+            hidden = hidden.index_select(0, up.sampling_tokens) if others.read_all else hidden[: inputs.num_samples]
+        logits = self.model.logits(hidden, *self._adapters.logit_rows)
+        slots, positions = up.sampling_slots, up.sample_positions
+        sampled = self._heads.sampling.launch(logits, inputs, self._memory, slots=slots, positions=positions)
+        self._context.agree(sampled, self._memory)
+        return sampled
+
+    def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> Sampled:
+        """Behind what is recorded of `step`: in its recording, too, if that can be."""
+        if not inputs.num_samples:
+            return self._none_sampled
+        one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None
+        sampling = self._heads.sampling
+        plain = sampling.plain(inputs.sampling_slots) if one_each else None
+        if plain is not None:
+            plain.mask(logits)
+            sampled = plain.settle(step.choose(plain.choice))
+        else:
+            slots, positions, rows = self._staging.upload(
+                [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
+            )
+            wanted = logits.index_select(0, rows) if step.of_rows else logits
+            sampled = sampling.launch(wanted, inputs, self._memory, slots=slots, positions=positions)
+        self._context.agree(sampled, self._memory)
+        return sampled

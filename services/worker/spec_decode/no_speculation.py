@@ -1,0 +1,45 @@
+"""The speculation of a worker that drafts nothing."""
+
+from __future__ import annotations
+
+from quire.services.worker.runner.output import RunnerOutput
+from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.slots import NewBlocks, Order, SlotTable, Step
+from quire.services.worker.step.steady import Steady
+from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class NoSpeculation:
+    """Steps are what plans say, without drafts."""
+
+    num_speculative_tokens = num_begun = 0
+    fixed_draft_length = constrained_only = False
+
+    def __init__(self, table: SlotTable) -> None:
+        self.table = table
+
+    def waits_before(self, plan: pb.StepPlan) -> bool:
+        return False
+
+    def follow(self, plan: pb.StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+        return steady.follow(plan)
+
+    def advance(self, order: Order) -> tuple[Step, None]:
+        return self.table.advance(order), None
+
+    def begin(self, slot: int, token_ids: I32) -> None:
+        """No history is kept."""
+
+    def end(self, slot: int) -> None:
+        """No history is kept."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """No drafts keep KV."""
+
+    def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
+        """No drafts are learned from."""
+
+    def forget(self) -> None:
+        """No history is kept."""
