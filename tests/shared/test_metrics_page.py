@@ -18,8 +18,11 @@ PATIENCE_S = 60  # far more than any of it takes
 
 
 @pytest.fixture
-def page() -> Iterator[base.MetricsPage]:
-    with closing(base.MetricsPage("127.0.0.1", 0, lambda path: base.MetricsDocument(path.encode()))) as served:
+def page(request: pytest.FixtureRequest) -> Iterator[base.MetricsPage]:
+    """Its parameter: the bounds of its callers."""
+    bounds = getattr(request, "param", base.BOUNDS)
+    document = lambda path: base.MetricsDocument(path.encode())  # noqa: E731
+    with closing(base.MetricsPage("127.0.0.1", 0, document, bounds=bounds)) as served:
         yield served
 
 
@@ -52,14 +55,14 @@ def scrape(page: base.MetricsPage) -> bytes:
     return bytes(urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE_S).read())
 
 
-def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LONGEST_CALL_S", 0.0)
+@pytest.mark.parametrize("page", [base.CallBounds(longest_call_s=0.0)], indirect=True)
+def test_who_never_comes_to_the_end_is_closed(page: base.MetricsPage) -> None:
     with call(page) as slow:
         assert is_closed(slow)
 
 
-def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MOST_CALLS", 3)
+@pytest.mark.parametrize("page", [base.CallBounds(most_calls=3)], indirect=True)
+def test_one_too_many_is_closed_and_places_come_back(page: base.MetricsPage) -> None:
     assert scrape(page) == b"/metrics"
     until_free(page)
     with ExitStack() as held:

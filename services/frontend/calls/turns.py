@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 REFUSALS_FIRST_S = 0.1  # of any WINDOW_S: who goes on refusing for longer has no right to starve those who are let in
@@ -17,7 +18,8 @@ WINDOW_S = 1.0
 class Turns:
     """One for each turn of the event loop, first come, first served."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
         self.waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False  # that of this turn of the loop
         self._has_refused = False  # in this turn of the loop
@@ -59,7 +61,7 @@ class Turns:
         if not self._has_refused:
             return False
         self._has_refused = False
-        now = perf_counter()
+        now = self._clock()
         if now - self._window_s > WINDOW_S:
             self._window_s = now
         return now - self._window_s < REFUSALS_FIRST_S

@@ -29,9 +29,17 @@ class PacedReader(Protocol):
 class ReaderPace:
     """One for all streams of an event loop."""
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
-        """`observe` is told the seconds of each round, from waking the first reader until all have written."""
-        self._observe = observe
+    def __init__(
+        self,
+        observe: Callable[[float], None],
+        clock: Callable[[], float] = perf_counter,
+        cpu_clock: Callable[[], float] = thread_time,
+        longest_round_s: float = LONGEST_ROUND_S,
+    ) -> None:
+        """`observe` is told the seconds of each round, from waking the first reader until all have written;
+        `longest_round_s`: bounds the rounds that begin from now on."""
+        self._observe, self._clock, self._cpu_clock = observe, clock, cpu_clock
+        self.longest_round_s = longest_round_s
         self.waiting: list[PacedReader] = []
         self._round = 0
         self.num_writing = 0  # of this round, those that are not late anyway
@@ -50,14 +58,14 @@ class ReaderPace:
         if reader.round == 0:
             return
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late
-        reader.round, reader.is_late = 0, perf_counter() - reader.woken_s > LONGEST_ROUND_S
+        reader.round, reader.is_late = 0, self._clock() - reader.woken_s > self.longest_round_s
         if counted:
             self.num_writing -= 1
             if not self.num_writing:
                 self._end()
 
     def _call_for_round(self) -> None:
-        loop, rest_s = asyncio.get_running_loop(), self._next_s - perf_counter()
+        loop, rest_s = asyncio.get_running_loop(), self._next_s - self._clock()
         if rest_s > 0:
             loop.call_later(rest_s, self._begin)
         else:
@@ -66,8 +74,8 @@ class ReaderPace:
 
     def _begin(self) -> None:
         self._round += 1
-        self._began_s, self._began_cpu_s = perf_counter(), thread_time()
-        self._end_at = asyncio.get_running_loop().call_later(LONGEST_ROUND_S, self._end)
+        self._began_s, self._began_cpu_s = self._clock(), self._cpu_clock()
+        self._end_at = asyncio.get_running_loop().call_later(self.longest_round_s, self._end)
         readers, self.waiting = self.waiting, []
         for reader in readers:
             if reader.wake():
@@ -81,9 +89,9 @@ class ReaderPace:
         self._end_at.cancel()
         self._end_at = None
         self.num_writing = 0
-        now = perf_counter()
+        now = self._clock()
         self._observe(now - self._began_s)
-        self._next_s = now + thread_time() - self._began_cpu_s
+        self._next_s = now + self._cpu_clock() - self._began_cpu_s
         self._is_due = False
         if self.waiting:
             self._call_for_round()

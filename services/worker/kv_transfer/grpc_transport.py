@@ -50,15 +50,34 @@ class _Connection:
     forgotten: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FetchBounds:
+    """How long a fetch waits for another worker, and how many of them are remembered."""
+
+    first_part_s: float = FIRST_PART_S
+    next_part_s: float = NEXT_PART_S
+    most_channels: int = MOST_CHANNELS
+    out_of_reach_s: float = OUT_OF_REACH_S
+
+
+BOUNDS = FetchBounds()
+
+
 class GrpcTransport:
     """Keeps connections to workers that it has fetched from."""
 
     def __init__(
-        self, dialler: Dialler, piece_bytes: int, *, pinned: bool = False, peers: PeerPages | None = None
+        self,
+        dialler: Dialler,
+        piece_bytes: int,
+        *,
+        pinned: bool = False,
+        peers: PeerPages | None = None,
+        bounds: FetchBounds = BOUNDS,
     ) -> None:
         """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory; `peers`: what can open pages
         on other GPUs of this host."""
-        self._dialler = dialler
+        self._dialler, self._bounds = dialler, bounds
         self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
@@ -75,7 +94,7 @@ class GrpcTransport:
         except _OutOfReach as found:
             source = wanted.source
             log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
-            self.out_of_reach[source.address] = asyncio.get_running_loop().time() + OUT_OF_REACH_S
+            self.out_of_reach[source.address] = asyncio.get_running_loop().time() + self._bounds.out_of_reach_s
             async with aclosing(self._fetch(wanted, None)) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
@@ -92,7 +111,7 @@ class GrpcTransport:
         async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
-                async with asyncio.timeout(FIRST_PART_S):
+                async with asyncio.timeout(self._bounds.first_part_s):
                     await self.ask(call, wanted, peers)
                 async with aclosing(self._take(call, wanted, peers)) as arrivals:
                     async for arrived in arrivals:
@@ -138,16 +157,16 @@ class GrpcTransport:
     ) -> AsyncGenerator[ArrivedPages, None]:
         incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
-        last_s = loop.time() + FIRST_PART_S + num_bytes / LEAST_BYTES_PER_S
-        patience_s = FIRST_PART_S
+        last_s = loop.time() + self._bounds.first_part_s + num_bytes / LEAST_BYTES_PER_S
+        patience_s = self._bounds.first_part_s
         while True:
             async with asyncio.timeout(min(patience_s, last_s - loop.time())):
                 message: Any = await call.read()
             if message is grpc.aio.EOF:
                 break
-            patience_s = NEXT_PART_S
+            patience_s = self._bounds.next_part_s
             if peers is not None and message.WhichOneof("message") == "shared":
-                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared))) as copied:
+                async with aclosing(_copied(call, wanted, peers, SharedPages.of(message.shared), patience_s)) as copied:
                     async for arrived in copied:
                         yield arrived
                 return
@@ -177,7 +196,7 @@ class GrpcTransport:
                 await connection.channel.close()
 
     async def _forget_eldest(self) -> None:
-        while len(self._connections) > MOST_CHANNELS:
+        while len(self._connections) > self._bounds.most_channels:
             address, connection = next(iter(self._connections.items()))
             self._forget(address, connection)
             if not connection.num_users:
@@ -195,7 +214,7 @@ class _OutOfReach(Exception):
 
 
 async def _copied(
-    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages
+    call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, patience_s: float
 ) -> AsyncGenerator[ArrivedPages, None]:
     """Once the consumer has them, the other side says whether they were still what was wanted."""
     who, most = wanted.source.worker_id, int(wanted.blocks.max())
@@ -205,7 +224,7 @@ async def _copied(
         if reason:
             raise _OutOfReach(reason)
         yield ArrivedPages(0, PeerBlocks(pages, wanted.blocks))
-    async with asyncio.timeout(NEXT_PART_S):
+    async with asyncio.timeout(patience_s):
         await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
         await call.done_writing()
         if await call.read() is not grpc.aio.EOF:

@@ -48,10 +48,9 @@ async def test_who_leaves_while_waiting_holds_up_nobody() -> None:
         await passing.next()
 
 
-async def test_refusals_come_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_come_first_but_not_for_ever() -> None:
     now = [100.0]
-    monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
-    passing = Turns()
+    passing = Turns(lambda: now[0])
     _, waiting = [asyncio.create_task(passing.next()) for _ in range(2)]
     for _ in range(10):
         await loop_turns()
