@@ -27,7 +27,7 @@ rng = random.Random(0)
 
 
 def word() -> str:
-    return "".join(rng.choice("abcdefghijklmnop") for _ in range(12))
+    return "".join(rng.choices("abcdefghijklmnop", k=12))
 
 
 def schema(value: Any) -> dict[str, str]:
