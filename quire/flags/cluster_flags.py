@@ -16,8 +16,8 @@ from quire.shared.settings import SERVICES, Settings
 
 # Decided by the launcher.
 MANAGED = {
-    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "served_model_aliases", "grpc_port", "http_port",
-    "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
+    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "served_model_aliases",
+    "grpc_port", "http_port", "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
     "metrics_host", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
