@@ -287,6 +287,18 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "]<]minimax[>[</tool_call>",
         ["I do.", ("add", {"a": 1, "b": "x < <b>y</b>", "d": [True, {"k": ["v", 2]}]}), ("now", {})],
     ),
+    (  # vllm-gaudi PR 1724: the first bracket of a tag is missing
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        [("add", {"a": 1})],
+    ),
+    (  # vllm#51073: the first parameter has no start tag
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">C:\\x\\main.rs]<]minimax[>[</b>]<]minimax[>[<a>130'
+        "]<]minimax[>[</a>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        [("add", {"b": "C:\\x\\main.rs", "a": 130})],
+    ),
     *(
         (name, *rest)
         for name, block in (("deepseek_v32", "tool_calls"), ("deepseek_v4", "function_calls"))
