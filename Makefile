@@ -1,10 +1,10 @@
-# make setup | demo | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | push-images | protos | clean
+# make setup | demo | docs | docs-serve | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | push-images | protos | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
+.PHONY: setup protos docs docs-serve demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
 
 setup: $(READY)
 
@@ -63,6 +63,13 @@ lint-rest: setup
 	$(BIN)/hadolint services/*/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest --quiet tests/deploy tests/metrics
+
+# Broken links, pages that the navigation lacks and images without a description fail.
+docs: setup
+	$(BIN)/python -m mkdocs build --quiet --config-file tools/docs/mkdocs.yml
+
+docs-serve: setup
+	$(BIN)/python -m mkdocs serve --config-file tools/docs/mkdocs.yml
 
 bench: setup
 	$(BIN)/quire bench $(ARGS)

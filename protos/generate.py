@@ -1,6 +1,6 @@
 """Generates shared/pb from protos/quire and protos/dialects: `python -m quire.protos.generate` (make protos).
 
-Writes the reference as well (reference.py). The Python modules lie at shared/pb/<area>/v1/, not under a package named
+The Python modules lie at shared/pb/<area>/v1/, not under a package named
 `quire`, which is the project's public face, and at shared/pb/dialects/.
 Imports in the generated code are rewritten to match; names on the wire and in descriptors are untouched.
 """
@@ -15,8 +15,6 @@ from importlib import resources
 from pathlib import Path
 
 from grpc_tools import protoc
-
-from quire.protos import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
@@ -50,7 +48,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         publish(Path(scratch), OUT)
-    reference.main()
 
 
 if __name__ == "__main__":

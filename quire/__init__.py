@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.lora import LoRARequest
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
-    from quire.shared.settings.tls import Tls
+    from quire.shared.security.tls_files import Tls
     from quire.weights_group import WeightsUpdateGroup
 
 _HOMES = {
@@ -32,7 +32,7 @@ _HOMES = {
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.params",
-    "Tls": "quire.shared.settings.tls",
+    "Tls": "quire.shared.security.tls_files",
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",

@@ -16,8 +16,8 @@ from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent, Tenso
 from quire.shared.rpc import admin_pass
 from quire.shared.rpc.admin_pass import AdminPass
 from quire.shared.rpc.channel import connect_blocking
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import LOOPBACK
-from quire.shared.settings.tls import NO_TLS, Tls
 
 RESET_TIMEOUT_S = 60.0
 PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers

@@ -53,7 +53,7 @@ from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.rpc.channel import connect_blocking
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.weights_heads import DEFAULT_GROUP, tensor_heads
 
 TIMEOUT_S = 120.0  # of a trainer's group

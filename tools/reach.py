@@ -29,7 +29,7 @@ PHASES = ("steady_step", "first_step", "submission")
 
 
 @dataclass(slots=True)
-class Reach:
+class CalledFunctions:
     """Functions that were entered, by the file that defines them."""
 
     functions: dict[str, set[tuple[int, str]]] = field(default_factory=lambda: defaultdict(set))
@@ -62,9 +62,9 @@ def source_file(name: str) -> str:
 
 
 @contextmanager
-def recorded() -> Iterator[Reach]:
+def recorded() -> Iterator[CalledFunctions]:
     """Records the calls of this thread and of the threads that are started meanwhile."""
-    reach = Reach()
+    reach = CalledFunctions()
     threading.setprofile(reach.enter)
     sys.setprofile(reach.enter)
     try:
@@ -74,7 +74,7 @@ def recorded() -> Iterator[Reach]:
         threading.setprofile(None)
 
 
-def measure(**settings: Any) -> dict[str, Reach]:
+def measure(**settings: Any) -> dict[str, CalledFunctions]:
     """Returns the reach of each phase, for a request like one that the same engine has answered before."""
     with LLMEngine(device="cpu", **settings) as engine:
         _run(engine, "warm", WARM_STEPS)
@@ -99,13 +99,13 @@ def _params(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-def table(reaches: Mapping[str, Reach]) -> str:
+def table(reaches: Mapping[str, CalledFunctions]) -> str:
     lines = [f"{'PHASE':<12} {'FILES':>6} {'FUNCTIONS':>10}"]
     lines += [f"{phase:<12} {reach.num_files:>6} {reach.num_functions:>10}" for phase, reach in reaches.items()]
     return "\n".join(lines)
 
 
-def listing(reach: Reach) -> str:
+def listing(reach: CalledFunctions) -> str:
     """Returns the files with the functions of each, in the order of their lines."""
     lines = []
     for file, functions in sorted(reach.functions.items()):
@@ -113,7 +113,7 @@ def listing(reach: Reach) -> str:
     return "\n".join(lines)
 
 
-def excess(reaches: Mapping[str, Reach], most: Mapping[str, int]) -> list[str]:
+def excess(reaches: Mapping[str, CalledFunctions], most: Mapping[str, int]) -> list[str]:
     """Returns a line for each phase that runs through more files than `most` says."""
     return [
         f"{phase}: {reaches[phase].num_files} files, the limit is {limit}"
@@ -130,7 +130,7 @@ def limits(text: str) -> dict[str, int]:
     return dict(zip(PHASES, map(int, numbers), strict=True))
 
 
-def main(arguments: list[str] | None = None, measured: Callable[[], Mapping[str, Reach]] = measure) -> int:
+def main(arguments: list[str] | None = None, measured: Callable[[], Mapping[str, CalledFunctions]] = measure) -> int:
     parser = argparse.ArgumentParser("python -m tools.reach", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--list", choices=PHASES, help="print the files and functions of this phase")
     parser.add_argument("--most", type=limits, default={}, metavar="45,70,35", help="fail with more files than these")

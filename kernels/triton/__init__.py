@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.capability import SM80
 from quire.kernels.triton.activation import silu_mul
 from quire.kernels.triton.attention.attention_inputs import qk_norm_rope_store
 from quire.kernels.triton.attention.latent_blocks import latent_attention
@@ -25,7 +26,7 @@ from quire.kernels.triton.sampling.part_sampling import best_of_part, best_of_pa
 from quire.kernels.triton.sampling.sampling import sample
 from quire.kernels.triton.sampling.token_mask import mask_logits
 
-LEAST_CAPABILITY = (8, 0)  # bfloat16 in matrix instructions
+LEAST_CAPABILITY = SM80  # bfloat16 in matrix instructions
 
 
 def unavailable() -> str | None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # elements a program: 2.1 us for 256 rows of 3072 on an H200
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
+
+
+@dataclass(frozen=True)
+class ActivationTuning:
+    block: int  # elements a program
+    warps: int
+
+
+# On an H200 2.1 us for 256 rows of 3072.
+TUNING = ByCapability({SM90: ActivationTuning(block=1024, warps=4)})
 
 
 @triton.jit
@@ -25,5 +38,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.size(0), gate_up.size(1) // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _silu_mul[(rows, triton.cdiv(size, BLOCK))](gate_up, out, size, BLOCK=BLOCK, num_warps=4)
+        tuning = TUNING.here
+        grid = (rows, triton.cdiv(size, tuning.block))
+        _silu_mul[grid](gate_up, out, size, BLOCK=tuning.block, num_warps=tuning.warps)
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    yield lambda: silu_mul(shape.empty(ROWS, 2 * shape.intermediate_size))

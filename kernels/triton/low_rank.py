@@ -9,18 +9,20 @@ busy; the second adds these parts up and multiplies with `up`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.reference.low_rank import AdaptedRows
 from quire.kernels.triton.attention.attention_tile import dot_precision
-from quire.kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, LowRankTable, ranks_of, weight_at
+from quire.kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, LowRankTable, prepare_low_rank, ranks_of, weight_at
 from quire.kernels.triton.moe.grouped_linear import most_tiles
-
-FEW_ROWS = 512
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,32 @@ class LowRankCut:
     warps: int
 
 
-# By how many rows a step has at most. Chosen by reasoning: with few rows bytes in flight are all that counts, so that
-# the input features are cut until there are as many programs as multiprocessors; with many, tiles share what they read.
-CUTS = {
-    64: LowRankCut(16, 32, 128, 16, 4),
-    FEW_ROWS: LowRankCut(16, 32, 128, 8, 4),
-    2048: LowRankCut(64, 64, 64, 4, 8),
-    1 << 30: LowRankCut(64, 64, 64, 1, 8),
-}
-WIDE_DEPTH = 32  # of float32
+@dataclass(frozen=True)
+class LowRankTuning:
+    cuts: Mapping[int, LowRankCut]  # by how many rows a step has at most; smallest first
+    float32_depth: int  # in place of the cut's
+
+
+# Chosen by reasoning: with few rows bytes in flight are all that counts, so that the input features are cut until there
+# are as many programs as multiprocessors; with many, tiles share what they read.
+TUNING = ByCapability(
+    {
+        SM90: LowRankTuning(
+            cuts={
+                64: LowRankCut(16, 32, 128, 16, 4),
+                512: LowRankCut(16, 32, 128, 8, 4),
+                2048: LowRankCut(64, 64, 64, 4, 8),
+                1 << 30: LowRankCut(64, 64, 64, 1, 8),
+            },
+            float32_depth=32,
+        )
+    }
+)
+MOST_GRAPH_ROWS = 3072  # of a step in a graph
 
 
 def cut_for(num_rows: int) -> LowRankCut:
-    return next(cut for most, cut in CUTS.items() if num_rows <= most)
+    return next(cut for most, cut in TUNING.here.cuts.items() if num_rows <= most)
 
 
 @triton.jit
@@ -241,8 +256,8 @@ def add_low_rank_cut(
         return
     assert x.stride(1) == 1
     assert (num_rows, in_features) == (x.size(0) * share, weights.in_features)
-    num_adapters, wide = rows.num_adapters, x.element_size() == 4
-    depth = WIDE_DEPTH if wide else cut.depth
+    num_adapters = rows.num_adapters
+    depth = TUNING.here.float32_depth if x.element_size() == 4 else cut.depth
     per_split = triton.cdiv(triton.cdiv(in_features, depth), cut.splits) * depth
     splits = triton.cdiv(in_features, per_split)
     narrow = torch.empty((splits, num_rows, weights.most_ranks), dtype=torch.float32, device=x.device)
@@ -326,3 +341,43 @@ def _launch_expand(
         PRECISION=dot_precision(result.element_size()),
         num_warps=cut.warps,
     )
+
+
+def graph_counts() -> list[int]:
+    """Numbers of rows of steps in graphs, one for each way to cut them up."""
+    return [min(most, MOST_GRAPH_ROWS) for most in TUNING.here.cuts]
+
+
+def adapted_layers(shape: ModelShape) -> list[tuple[int, tuple[int, ...]]]:
+    """Input features of the layers that adapters may add to, and output features of their projections."""
+    hidden, gates, kv_size = shape.hidden_size, shape.intermediate_size, shape.num_kv_heads * shape.head_dim
+    return [
+        (hidden, (shape.q_size, kv_size, kv_size)),
+        (shape.q_size, (hidden,)),
+        (hidden, (shape.vocab_size,)),
+        *([] if shape.experts else [(hidden, (gates, gates)), (gates, (hidden,))]),
+    ]
+
+
+def empty_table(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+    adapters = [None] * shape.num_adapters
+    return prepare_low_rank(adapters, in_features, sizes, shape.torch_dtype, device=torch.device("meta"))
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.num_adapters or shape.batch_invariant:
+        return
+
+    def add(in_features: int, sizes: tuple[int, ...], count: int) -> None:
+        rows, table = AdaptedRows.none(count, shape.num_adapters), empty_table(shape, in_features, sizes)
+        add_low_rank(shape.empty(count, in_features), shape.empty(count, sum(sizes)), table, rows)
+
+    def embed(count: int) -> None:
+        rows = AdaptedRows.none(count, shape.num_adapters)
+        table = empty_table(shape, shape.vocab_size, (shape.hidden_size,))
+        embed_low_rank(ints(count), shape.empty(count, shape.hidden_size), table, rows)
+
+    for count in graph_counts():
+        yield partial(embed, count)
+        for in_features, sizes in adapted_layers(shape):
+            yield partial(add, in_features, sizes, count)

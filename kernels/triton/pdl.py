@@ -10,4 +10,8 @@ from __future__ import annotations
 from triton.language.extra.cuda import gdc_launch_dependents as launch_dependents
 from triton.language.extra.cuda import gdc_wait as wait_for_inputs
 
-__all__ = ["launch_dependents", "wait_for_inputs"]
+from quire.kernels.capability import SM80, SM90, ByCapability
+
+__all__ = ["HAS_PDL", "launch_dependents", "wait_for_inputs"]
+
+HAS_PDL = ByCapability({SM80: False, SM90: True})

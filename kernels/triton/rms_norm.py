@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
+
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
+
+
+@dataclass(frozen=True)
+class NormTuning:
+    warp_elements: int  # of a row, at least, that a warp has
+    most_warps: int
+
+
+# 16 bytes of a 16-bit row a thread and load; more warps only wait for each other.
+TUNING = ByCapability({SM90: NormTuning(warp_elements=256, most_warps=16)})
 
 
 @triton.jit
@@ -45,6 +60,11 @@ def _launch(
     width = triton.next_power_of_2(size)
     rows = x.numel() // size
     if rows:
-        # 16 bytes of a 16-bit row a thread and load; more warps only wait for each other.
-        warps = min(max(width // 256, 1), 16)
+        warps = min(max(width // TUNING.here.warp_elements, 1), TUNING.here.most_warps)
         _rms_norm[(rows,)](x, residual, weight, out, eps, size, WIDTH=width, ADD=residual is not None, num_warps=warps)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    x, weight = shape.empty(ROWS, shape.hidden_size), shape.empty(shape.hidden_size)
+    yield lambda: rms_norm(x, weight, 1e-6)
+    yield lambda: add_rms_norm(x, x, weight, 1e-6)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.precompile.shapes import ROWS, TABLE_WIDTH, Calls, ModelShape, ints
+
 BLOCK = 128
 
 
@@ -52,3 +54,8 @@ def end_step(slots: torch.Tensor, token_ids: torch.Tensor, last_tokens: torch.Te
     """last_tokens[slots] = token_ids."""
     num_rows = slots.size(0)
     _end_step[(triton.cdiv(num_rows, BLOCK),)](slots, token_ids, last_tokens, num_rows, BLOCK=BLOCK)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    yield lambda: begin_step(*(ints(ROWS) for _ in range(5)), ints(ROWS, TABLE_WIDTH))
+    yield lambda: end_step(ints(ROWS), ints(ROWS), ints(ROWS))

@@ -27,9 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", default="", metavar="FILE", help="show the ratio to a stored document")
 
 
-def deliver(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Prints, stores and compares what was measured."""
-    document = document_of(rows)
+def deliver(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
+    """Prints, stores and compares what was measured by the command `typed`."""
+    document = document_of(rows, typed)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document) if arguments.json else table(document["rows"]), flush=True)
@@ -38,11 +38,11 @@ def deliver(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
         print(f"\nratio to {arguments.compare}\n{text}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
 
-def document_of(rows: Sequence[Row]) -> dict[str, Any]:
+def document_of(rows: Sequence[Row], typed: Sequence[str]) -> dict[str, Any]:
     return {
         "machine": machine.describe(),
         "versions": machine.versions(),
-        "command": command(sys.argv[1:]),
+        "command": command(typed),
         "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
     }
 
@@ -56,7 +56,7 @@ def command(words: Sequence[str]) -> str:
             next(iter(words), None)
         elif word != "--json" and not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
             kept.append(word)
-    return shlex.join(["quire", *kept])
+    return shlex.join(kept)
 
 
 def stored_rows(path: str) -> list[Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
+from collections.abc import Mapping, Sequence
 
 from quire.bench import report
 from quire.bench.measuring import machine
@@ -15,31 +17,27 @@ MODES = {
     "latency": ("quire.bench.modes.latency", "one stream: latency by token, and where the time of a step goes"),
     "embed": ("quire.bench.modes.embed", "vectors of many inputs at once: inputs and tokens per second"),
     "startup": ("quire.bench.modes.startup", "from the command to the ready line and to the first token"),
-    "restart": ("quire.bench.modes.restart", "prompts that come back to a worker that was killed and started again"),
     "scheduler": ("quire.bench.modes.scheduler", "microseconds of planning a step, without workers"),
-    "placement": (
-        "quire.bench.modes.placement",
-        "where conversations go: hit rate and latency by placement, simulated workers",
-    ),
-    "roles": ("quire.bench.modes.roles", "prompts computed apart from what decodes, against workers that do both"),
-    "speculation": ("quire.bench.modes.speculation", "the same questions with every way of drafting, and without"),
-    "structured": ("quire.bench.modes.structured", "answers under a schema each, and the same requests without"),
-    "soak": ("quire.bench.modes.soak", "a mixed load with cancels, broken connections and killed workers: what grows"),
-    "kernels": ("quire.bench.modes.kernels", "the benches beside the kernels"),
 }
+Modes = Mapping[str, tuple[str, str]]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
-    for name, (module, text) in MODES.items():
-        mode = modes.add_parser(name, help=text, description=text, allow_abbrev=False)
+def configure(parser: argparse.ArgumentParser, modes: Modes = MODES) -> None:
+    chosen = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
+    for name, (module, text) in modes.items():
+        mode = chosen.add_parser(name, help=text, description=text, allow_abbrev=False)
         importlib.import_module(module).configure(mode)
         report.configure(mode)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = importlib.import_module(MODES[arguments.mode][0])
+    return measured(arguments, MODES, ["quire", *sys.argv[1:]])
+
+
+def measured(arguments: argparse.Namespace, modes: Modes, command: Sequence[str]) -> int:
+    """Measures and reports; `command`: what was typed."""
+    module = importlib.import_module(modes[arguments.mode][0])
     machine.describe()  # now, while the load is that of others
     rows = list(module.measure(arguments))
-    report.deliver(arguments, rows)
+    report.deliver(arguments, rows, command)
     return 1 if any(row.get("errors") or row.get("grows") for row in rows) else 0

@@ -35,7 +35,6 @@ COMMANDS = {
     "chat": ("quire.cli.chat", "talk to the model"),
     "complete": ("quire.cli.complete", "continue a text"),
     "run-batch": ("quire.cli.run_batch", "answer a file of calls, a line each, and go on where it was left"),
-    "eval": ("quire.cli.evaluate", "score the bundled model's skills through a cluster"),
     "bench": ("quire.cli.bench", "measure"),
     "quantize": ("quire.cli.quantize", "write a checkpoint again with its weights in 8 or 4 bits"),
     "merge-adapter": ("quire.cli.merge_adapter", "write a checkpoint again with an adapter (LoRA) in its weights"),

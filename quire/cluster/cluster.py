@@ -21,8 +21,8 @@ from quire.cluster.process import Report, ServiceProcess
 from quire.shared.errors import FailedPrecondition, Unavailable
 from quire.shared.logs import say
 from quire.shared.metrics.cluster_load import WORKERS
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import build
-from quire.shared.settings.tls import NO_TLS, Tls
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.cluster.endpoints import LOOPBACK
 from quire.shared.metrics.base import MetricsDocument, MetricsPage
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 PATIENCE_S = 2.0  # with one service; Prometheus has ten seconds for all
 MOST_AT_ONCE = 16

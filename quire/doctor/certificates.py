@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quire.doctor.finding import Finding, error, ok, told, warning
 from quire.shared.security.tls import server_context
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 SOON_S = 14 * 86400.0
 UTC_TIME = 0x17  # two digits of the year; GeneralizedTime has four (X.690, 8.26)

@@ -14,7 +14,7 @@ from quire.doctor.finding import Finding, error, ok, warning
 from quire.shared.errors import QuireError
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.rpc.channel import connect_blocking
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 from quire.shared.version import VERSION
 
 PATIENCE_S = 5.0

@@ -10,9 +10,9 @@ from quire.services.scheduler.cluster import adapters as cluster
 from quire.services.scheduler.cluster.live_sequences import LiveSequences
 from quire.services.scheduler.cluster.unassigned import UnassignedSequences
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.plan import Finished, finish
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.lora.peft.reader import AdapterReader

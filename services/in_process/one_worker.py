@@ -13,9 +13,10 @@ from quire.services.in_process.steps import failure_of, plan_for_worker, result_
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.frontends.submissions import Payload, complete
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.frontends.submissions import complete
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
+from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.lora.adapters import NumberedAdapters
 from quire.services.worker.lora.open_adapters import adapter_reader

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from quire.services.scheduler.core.ending import Failure
 from quire.services.scheduler.core.plan import Admission as CoreAdmission
 from quire.services.scheduler.core.plan import BeamMove, Logprobs, PromptLogprobs
 from quire.services.scheduler.core.plan import StepPlan as CorePlan
 from quire.services.scheduler.core.plan import StepResult as CoreResult
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.ending import Failure
+from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.plan import NO_CHANGES, Admission, PlanChanges, StepPlan

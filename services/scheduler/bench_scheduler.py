@@ -17,9 +17,9 @@ import numpy as np
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import StepPlan
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.pb.common.v1 import sampling_pb2

@@ -7,18 +7,17 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from quire.services.scheduler import stat_loggers
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.cluster.cluster_view import gauges_of
-from quire.services.scheduler.drain import drain
-from quire.services.scheduler.frontends import scheduler_service
-from quire.services.scheduler.frontends.frontend_service import FrontendService
+from quire.services.scheduler.operations import stat_loggers
 from quire.services.scheduler.operations.administration import SchedulerAdministration
 from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.status import SchedulerStatus
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.prefix_directory.registry import Registry
-from quire.services.scheduler.replicas import worker_service
-from quire.services.scheduler.status import SchedulerStatus
+from quire.services.scheduler.sessions import scheduler_service, worker_service
+from quire.services.scheduler.sessions.drain import drain
+from quire.services.scheduler.sessions.frontend_service import FrontendService
 from quire.shared import logs, prefix_index
 from quire.shared.metrics import base
 from quire.shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics

@@ -22,7 +22,7 @@ from prometheus_client import (
 
 from quire.shared import ports
 from quire.shared.security.tls import server_context
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 # Bucket edges that dashboards for vLLM expect, seconds.
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)

@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 
 from quire.shared.errors import InvalidArgument
 from quire.shared.security.secret_file import SecretFile
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 # Nobody waits for Redis: an answer that takes longer than this is no answer.
 TIMEOUT_S = 1.0

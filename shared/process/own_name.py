@@ -12,7 +12,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from quire.shared.errors import FailedPrecondition
-from quire.shared.rpc import admin_pass
+from quire.shared.process.runtime_folder import runtime_folder
 from quire.shared.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -28,7 +28,7 @@ def with_own_name(settings: S) -> Iterator[S]:
     with contextlib.ExitStack() as kept:
         name = settings.name
         with contextlib.suppress(FailedPrecondition, OSError):
-            name, lock = _take(admin_pass.folder(), settings.name)
+            name, lock = _take(runtime_folder(), settings.name)
             kept.callback(os.close, lock)
         yield settings.model_copy(update={"id": name})
 

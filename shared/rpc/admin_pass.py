@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quire.shared.errors import FailedPrecondition
+from quire.shared.process.runtime_folder import runtime_folder
 from quire.shared.security import secret_file
 from quire.shared.settings.base import LOOPBACK
-
-RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +26,9 @@ class AdminPass:
     key: str
 
 
-def folder() -> Path:
-    """Made if it is not there; raises FailedPrecondition if somebody else could have put it there."""
-    parent = os.environ.get(RUNTIME_VARIABLE)
-    path = Path(parent, "quire") if parent else Path(tempfile.gettempdir(), f"quire-{os.getuid()}")
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise FailedPrecondition(f"{path}: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise FailedPrecondition(f"{path} is not a folder that only this user can open")
-    return path
-
-
 def leave(role: str, grpc_port: int, admin: AdminPass) -> Path:
     """Writes the file, and takes away those of processes that ended without doing so."""
-    place = folder()
+    place = runtime_folder()
     for path in place.glob("*.json"):
         if not _is_alive(path):
             path.unlink(missing_ok=True)
@@ -60,7 +43,7 @@ def find(address: str, role: str = "*") -> AdminPass | None:
     if host not in LOOPBACK:
         return None
     with contextlib.suppress(FailedPrecondition, OSError, ValueError):
-        for path in sorted(folder().glob(f"{role}-{port}-*.json")):
+        for path in sorted(runtime_folder().glob(f"{role}-{port}-*.json")):
             if _is_alive(path):
                 return AdminPass(**json.loads(path.read_text()))
     return None

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from quire.shared.security.tls import channel_credentials
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few

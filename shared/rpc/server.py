@@ -12,9 +12,10 @@ from quire.shared.errors import FailedPrecondition
 from quire.shared.rpc import health, reflection
 from quire.shared.rpc.call_bounds import HEADER_BYTES, CallBounds
 from quire.shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
+from quire.shared.rpc.connection_resets import ConnectionResets
 from quire.shared.rpc.health import NOT_SERVING, SERVING
 from quire.shared.security.tls import server_credentials
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 SERVER_OPTIONS = [
     *COMMON_OPTIONS,
@@ -26,8 +27,13 @@ SERVER_OPTIONS = [
     ("grpc.absolute_max_metadata_size", HEADER_BYTES),  # more is refused
 ]
 STREAMS_OPTION = "grpc.max_concurrent_streams"
-# On, gRPC also counts calls that have just ended: it refuses the next ones of a client that keeps to the bound.
-OVERLOAD_OPTION = "grpc.http.overload_protection"
+# Calls that a client has reset make room for its next ones at once, while this process still has to learn of them. So
+# calls that have ended and are not cleared away yet count as well, beyond so many: of a client that keeps to the bound
+# of calls under way there are fewer.
+OVERLOAD_OPTIONS = [("grpc.http.overload_protection", 1), ("grpc.http2.max_deallocating_streams", 100)]
+# Calls that wait for this process, of all connections; beyond the first number more and more of them are refused, no
+# matter whose they are.
+PENDING_OPTIONS = [("grpc.server.max_pending_requests", 4_000), ("grpc.server.max_pending_requests_hard_limit", 8_000)]
 MAX_STREAMS = 100  # calls under way on one connection; a peer's session takes one, further calls wait with the caller
 FIRST_MESSAGE_S = 10.0
 
@@ -78,10 +84,11 @@ class Server:
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
             (STREAMS_OPTION, max_streams),
-            (OVERLOAD_OPTION, 0),
+            *OVERLOAD_OPTIONS,
+            *PENDING_OPTIONS,
             *more_options,
         ]
-        outermost = CallBounds(first_message_s)
+        outermost = CallBounds(first_message_s, ConnectionResets())
         self._grpc = grpc.aio.server(options=options, interceptors=[outermost, *interceptors])
         self.methods = Methods(self._grpc)
         self._services = ("", *services)

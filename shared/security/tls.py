@@ -16,7 +16,7 @@ import grpc
 
 from quire.shared.errors import InvalidArgument, QuireError, Unavailable
 from quire.shared.logs import logger
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 log = logger("tls")
 

@@ -4,10 +4,10 @@ They live together, away from the services, because one YAML file and one enviro
 them must know every key to refuse the unknown ones.
 """
 
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings, load
 from quire.shared.settings.frontend import FrontendSettings
 from quire.shared.settings.scheduler import SchedulerSettings
-from quire.shared.settings.tls import NO_TLS, Tls
 from quire.shared.settings.worker import WorkerSettings
 
 SERVICES: dict[str, type[Settings]] = {

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from quire.shared.errors import InvalidArgument
 from quire.shared.security.secret_file import SecretFile
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
 from quire.shared.settings.connection_limits import ConnectionLimits
 from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.settings.stream_limits import StreamLimits
-from quire.shared.settings.tls import NO_TLS, Tls
 
 
 class FrontendSettings(Settings):
@@ -19,6 +19,7 @@ class FrontendSettings(Settings):
     model: str = Field(..., description="Hugging Face folder with tokenizer.json, GGUF file, or ORG/NAME on a hub")
     revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
+    served_model_aliases: tuple[str, ...] = Field((), description="further names of the model that requests may use")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("quire", "services", "shared", "kernels", "training", "evals")
+PLACES = ("quire", "services", "shared", "kernels", "tools")
 
 TWICE = {  # the same thing, by who has it
     "BeamSearch": "as users write it, and as a request has it",

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("services", "shared", "kernels", "protos")
-PLACES = (*LINKED, "quire", "tests", "evals", "training")
+PLACES = (*LINKED, "quire", "tests", "tools")
 
 
 @pytest.mark.parametrize("name", LINKED)

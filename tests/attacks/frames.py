@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 1, 3, 4, 6, 7, 9
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 MAX_CONCURRENT_STREAMS, MAX_HEADER_LIST_SIZE = 3, 6  # of SETTINGS
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
 FRAME_HEAD_BYTES = 9
 OWN_HEADERS = b":path", b":authority", b"te", b"content-type"
 POST_OVER_HTTP = b"\x83\x86"  # :method and :scheme of the static table

@@ -13,6 +13,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.attacks.calls import Call, Post, Rpc
 from tests.attacks.dialects import DIALECTS
 from tests.attacks.floods import FLOODS
+from tests.attacks.raw_http import RAW_HTTP
 from tests.attacks.sizes import MB, MIB, words
 
 MESSAGE = {"role": "user", "content": "x"}
@@ -77,6 +78,109 @@ def encoded(encoding: str, body: bytes, copies: int) -> list[Call]:
 def nested(levels: int) -> bytes:
     return b'{"prompt":"a","x":' + b'{"a":' * levels + b"1" + b"}" * levels + b"}"
 
+
+def deep(levels: int) -> dict[str, Any]:
+    """A JSON Schema of arrays of arrays."""
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A JSON Schema of 2 ** levels strings in a kilobyte."""
+    defs: dict[str, Any] = {"d0": {"type": "string"}}
+    for level in range(1, levels):
+        one = {"$ref": f"#/$defs/d{level - 1}"}
+        defs[f"d{level}"] = {"type": "object", "properties": {"a": one, "b": one}, "required": ["a", "b"]}
+    return {"$defs": defs, "$ref": f"#/$defs/d{levels - 1}"}
+
+
+def form(copies: int = 1, **schema: Any) -> list[Call]:
+    return complete(copies, structured_outputs={"json": schema}, max_tokens=16)
+
+
+FORMS: dict[str, Callable[[], list[Call]]] = {
+    "schema: 60 levels of arrays": lambda: form(**deep(60)),
+    "schema: 2 ** 24 strings in a kilobyte, 4 at once": lambda: form(4, **doubled(24)),
+    "schema: a reference to itself": lambda: form(**{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+    "schema: an array of 10 ** 9 items": lambda: form(type="array", items={"type": "null"}, minItems=10**9),
+    "schema: a string of 10 ** 9 characters": lambda: form(type="string", minLength=10**9),
+    "schema: bounds of 300 digits": lambda: form(type="integer", minimum=10**300, maximum=10**301),
+    "schema: a multiple of 1e-300": lambda: form(type="number", multipleOf=1e-300),
+    "schema: 200,000 constants": lambda: form(enum=list(range(200_000))),
+    "schema: 1,000 patterns of properties": lambda: form(
+        type="object", patternProperties={f"^a{{0,{n}}}b$": {"type": "null"} for n in range(1, 1_001)}
+    ),
+    "schema: a pattern that backtracks, 4 at once": lambda: form(4, type="string", pattern="^(a+)+(b+)+(a+)+c{0,500}$"),
+    "schema: 500 alternatives of 500": lambda: form(
+        anyOf=[{"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(500)}}] * 500
+    ),
+    "grammar: rules that only name each other": lambda: complete(
+        structured_outputs={"grammar": "start: a\na: b\nb: a\n"}
+    ),
+    "grammar: nothing, repeated": lambda: complete(structured_outputs={"grammar": 'start: (""*)* "a"\n'}),
+    "regex: 40 levels of repeats": lambda: complete(structured_outputs={"regex": "(" * 40 + "a" + "{1,9})" * 40}),
+}
+TEXTS: dict[str, Callable[[], list[Call]]] = {
+    "text: half of a surrogate pair, 64 at once": lambda: raw(
+        "/v1/chat/completions", b'{"messages":[{"role":"user","content":"\\ud800"}],"max_tokens":1}', 64
+    ),
+    "text: NUL in names": lambda: complete(model="a\0b", user="\0"),
+    "text: 500,000 combining marks": lambda: complete(prompt="a" + "\u0301" * 500_000),
+    "text: right-to-left marks in a model's name": lambda: complete(model="\u202e" * 10_000),
+    "model: a name of 10 MB": lambda: complete(model="m" * (10 * MB)),
+    "user: a name of 10 MB": lambda: complete(user="u" * (10 * MB)),
+    "numbers: an integer of 1,000,000 digits": lambda: raw(
+        "/v1/completions", b'{"prompt":"a","max_tokens":' + b"9" * MB + b"}"
+    ),
+    "numbers: 1e400 and NaN": lambda: raw("/v1/completions", b'{"prompt":"a","temperature":1e400,"top_p":NaN}'),
+    "names: the same field 200,000 times": lambda: raw(
+        "/v1/completions", b'{"prompt":"a"' + b',"max_tokens":1' * 200_000 + b"}"
+    ),
+    "logprobs: 20 of 4,000 tokens with the prompt's, 8 at once": lambda: complete(
+        8, prompt=[7] * 4000, logprobs=20, prompt_logprobs=20, echo=True
+    ),
+    "beams: 64 of a call, 8 at once": lambda: complete(8, n=64, use_beam_search=True, max_tokens=64),
+    "cache_salt: 1 MB": lambda: complete(cache_salt="s" * MB),
+    "request ids: 256 alike": lambda: complete(256, request_id="same", max_tokens=8),
+    "background: 256 responses": lambda: post("/v1/responses", 256, input="a", background=True),
+    "chat_template_kwargs: 200,000": lambda: chat(chat_template_kwargs={f"k{n}": n for n in range(200_000)}),
+    "chat_template: an endless one": lambda: chat(
+        chat_template="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    ),
+    "tool calls: 20,000 in a turn": lambda: chat(
+        messages=[
+            MESSAGE,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                    for n in range(20_000)
+                ],
+            },
+        ]
+    ),
+    "tool calls: arguments nested 100,000 deep": lambda: chat(
+        messages=[
+            MESSAGE,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":' * 100_000}}
+                ],
+            },
+        ]
+    ),
+    "images: 2,000 data URLs": lambda: chat(
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}] * 2000,
+            }
+        ]
+    ),
+}
 
 ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "prompt: 1 MB of a": lambda: complete(prompt="a" * MB),
@@ -173,5 +277,8 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
         [Rpc("Tokenize", pb.TokenizeRequest(text=words(15 * MB)).SerializeToString(), streams=False)] * 4
     ),
     **DIALECTS,
+    **FORMS,
+    **TEXTS,
     **FLOODS,
+    **RAW_HTTP,
 }

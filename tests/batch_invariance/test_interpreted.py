@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
 from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
 from tests.services.worker.models.test_logits import prompt
@@ -49,8 +49,8 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     ordered_dot.use(monkeypatch)
     monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.unavailable", lambda: None)
-    monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 256)
-    monkeypatch.setattr(importlib.import_module("quire.kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
+    tune(monkeypatch, "sampling.filtered_sampling", block=256)
+    tune(monkeypatch, "batch_invariant.log_softmax", block=256)
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
     monkeypatch.setattr("quire.services.worker.attention.backends._load", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evals import held_back_items
 from quire.async_client import AsyncClient
 from quire.params import SamplingParams, StructuredOutput
-from training.chat import prompt
+from tools.evals import held_back_items
+from tools.training.chat import prompt
 
 # What streams are asked for (`survives`): one kind shows what breaks, the others what breaks for them alone.
 KINDS = [

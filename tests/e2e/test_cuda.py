@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from evals import Item, check
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import RequestOutput
@@ -19,6 +18,7 @@ from tests.e2e.kv.test_kv_handover import questions, told
 from tests.e2e.outputs.test_mixed_streams import STREAMS, ask, conversations
 from tests.e2e.outputs.test_same_text import QUESTION, through_openai, through_reflection
 from tests.waiting import until_idle, worker_of
+from tools.evals import Item, check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -33,8 +33,7 @@ def test_the_bundled_model_knows_its_answers_on_the_gpu(cuda_cluster: Cluster) -
     command = [
         sys.executable,
         "-m",
-        "quire",
-        "eval",
+        "tools.evals",
         "--address",
         cuda_cluster.grpc_address,
         "--per-size",

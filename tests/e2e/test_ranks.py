@@ -11,7 +11,7 @@ from quire.client import Client
 from quire.params import SamplingParams, StructuredOutput
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
-from training.chat import prompt
+from tools.training.chat import prompt
 
 EAGLE = {"method": "eagle", "model": str(bundled.FOLDER.parent / "drafters" / "eagle"), "num_speculative_tokens": 3}
 QUESTION = prompt([{"role": "user", "content": "What is 23 + 45?"}], None)

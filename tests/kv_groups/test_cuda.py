@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.scheduler.core.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import Family
 from tests.kv_groups import models
 from tests.kv_groups.models import greedy
 from tests.kv_groups.test_windows import prompt

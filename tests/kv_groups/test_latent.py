@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.services.scheduler.core.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.worker.building.build import build_replica
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.shared.errors import InvalidArgument, QuireError

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.sequence import Family
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.worker.building.build import build_replica
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, State

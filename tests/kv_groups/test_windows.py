@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.services.scheduler.core.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.worker.building.build import build_replica
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument

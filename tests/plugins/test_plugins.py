@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.services.worker.attention import backends
 from quire.services.worker.models import registry
 from quire.services.worker.models.families.llama import LlamaForCausalLM

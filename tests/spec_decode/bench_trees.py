@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.bench.workload import tiny_work
 from quire.bench.workload.workloads import BenchRequest
 from quire.services.worker.replica.replica import Replica
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
+from tools.bench import tiny_work
 
 OFF = "off"
 

@@ -18,11 +18,11 @@ from quire import bundled
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs
-from quire.services.scheduler.core.repetition import RepetitionRule
-from quire.services.scheduler.core.sequence import Family
-from quire.services.scheduler.core.sequence import Sequence as CoreSequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.sequence import Family
+from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
+from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.kv.held_blocks import HeldReport
@@ -197,7 +197,7 @@ class Pair:
 
     def _begin_moves(self) -> None:
         """Behind the plans that were sent before; told with a later result."""
-        transfers = self.core.transfers
+        transfers = self.core.host_blocks
         for order in () if transfers is None else transfers.take_orders():
             wire = encode_transfer(order)
             if wire.HasField("disk_transfer"):

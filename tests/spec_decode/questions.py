@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from evals import held_back_items
 from quire import bundled
-from training.chat import prompt
-from training.tokenizer import load_tokenizer
+from tools.evals import held_back_items
+from tools.training.chat import prompt
+from tools.training.tokenizer import load_tokenizer
 
 SKILLS = ("recall", "json", "counting", "echo", "tools", "story")
 

@@ -18,7 +18,7 @@ from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import DRAFTERS, METHODS, TREES
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
-from training.tokenizer import load_tokenizer
+from tools.training.tokenizer import load_tokenizer
 
 LEAST = {"draft_model": 0.85, "eagle": 0.8, "medusa": 0.3}  # of the drafts, on questions that quire-tiny can answer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.bench.workload import tiny_work
 from tests.spec_decode.bench_trees import OFF, cases, compare
 from tests.spec_decode.pair import build
+from tools.bench import tiny_work
 
 
 def test_chains_and_trees_are_measured_on_the_same_questions() -> None:

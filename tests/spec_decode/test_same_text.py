@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.worker.replica.replica import Replica
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import METHODS, TREES

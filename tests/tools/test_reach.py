@@ -9,11 +9,11 @@ import pytest
 
 from quire.shared import errors, greedy
 from tools import reach
-from tools.reach import Reach
+from tools.reach import CalledFunctions
 
 
-def calls(*files: str) -> Reach:
-    found = Reach()
+def calls(*files: str) -> CalledFunctions:
+    found = CalledFunctions()
     for number, file in enumerate(files):
         found.functions[file].add((number, "run"))
     return found
@@ -46,7 +46,7 @@ def test_a_request_runs_through_files_of_all_services() -> None:
 
 
 def test_limits_name_the_phases_that_exceed_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found: Mapping[str, Reach] = {
+    found: Mapping[str, CalledFunctions] = {
         "steady_step": calls("a", "b"),
         "first_step": calls("a"),
         "submission": calls("a"),

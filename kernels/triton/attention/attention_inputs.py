@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import to_cache
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, ints
 
-# Heads a program: with 8, 256 rows of 32 heads take 2.4 us on an H200 and 2048 rows 10.2; with one, 6.3 and 41.
-HEADS = 8
+
+@dataclass(frozen=True)
+class InputsTuning:
+    heads: int  # a program
+    warps: int
+
+
+# With 8 heads a program, 256 rows of 32 heads take 2.4 us on an H200 and 2048 rows 10.2; with one, 6.3 and 41.
+TUNING = ByCapability({SM90: InputsTuning(heads=8, warps=4)})
 
 
 @triton.jit
@@ -89,9 +100,9 @@ def qk_norm_rope_store(
     assert v_cache.is_contiguous()
     rows, head_dim = qkv.size(0), k_cache.size(3)
     q = torch.empty((rows, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    num_heads = num_q_heads + 2 * num_kv_heads
+    num_heads, tuning = num_q_heads + 2 * num_kv_heads, TUNING.here
     if rows:
-        _qk_norm_rope_store[(rows, triton.cdiv(num_heads, HEADS))](
+        _qk_norm_rope_store[(rows, triton.cdiv(num_heads, tuning.heads))](
             qkv,
             q_weight,
             k_weight,
@@ -106,8 +117,16 @@ def qk_norm_rope_store(
             KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             HALF_WIDTH=triton.next_power_of_2(head_dim // 2),
-            HEADS=HEADS,
+            HEADS=tuning.heads,
             NORM=q_weight is not None,
-            num_warps=4,
+            num_warps=tuning.warps,
         )
     return q
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.latent is not None:
+        return
+    norm, places = shape.head_norm(), (ints(ROWS), ints(ROWS))
+    rest = norm, norm, 1e-6, shape.cos_sin(), *places, *shape.caches(), shape.num_q_heads, shape.num_kv_heads
+    yield lambda: qk_norm_rope_store(shape.empty(ROWS, shape.qkv_size), *rest)

@@ -119,6 +119,11 @@ def padded_head_dim(head_dim: int) -> int:
     return max(triton.next_power_of_2(head_dim), MIN_DOT)
 
 
+def tile_keys(keys: int, head_dim: int, element_bytes: int) -> int:
+    """Positions of a tile of keys that takes as much memory as `keys` of 128 16-bit elements, at most so many."""
+    return max(MIN_DOT, min(keys, keys * 256 // (padded_head_dim(head_dim) * element_bytes)))
+
+
 def dot_precision(element_bytes: int) -> str:
     """float32 models want float32 products, not the TF32 that Triton takes by default."""
     return "ieee" if element_bytes == 4 else "tf32"

@@ -7,14 +7,17 @@ tile of its own, which takes at most num_tokens / tokens per tile + num_seqs til
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
-    MIN_DOT,
     accumulate,
     dot_precision,
     find_blocks,
@@ -23,10 +26,25 @@ from quire.kernels.triton.attention.attention_tile import (
     meeting,
     padded_head_dim,
     soft_cap,
+    tile_keys,
 )
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints, longs
 
-ROWS = 64  # of a tile: one group of warps' matrix instruction
 LAST_BIT = tl.constexpr(63)  # of a tree's mask (kernels/reference/attention/paged_attention.py)
+
+
+@dataclass(frozen=True)
+class ChunkTuning:
+    """How attention of chunks is cut up, and that of shared prefixes."""
+
+    rows: int  # of a tile: some tokens' query heads of one kv head
+    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
+    stages: int  # buffers for tiles of keys and values
+    warps: int
+
+
+# 64 rows are one group of warps' matrix instruction; 64 positions in 3 buffers are the best of those tried on an H200.
+TUNING = ByCapability({SM90: ChunkTuning(rows=64, keys=64, stages=3, warps=4)})
 
 
 @triton.jit
@@ -213,28 +231,14 @@ def chunk_attention(
     tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
-    num_tokens, q_heads, head_dim = q.shape
-    num_seqs, (_, block_size, kv_heads, _) = block_tables.size(0), k_cache.shape
-    assert q.is_contiguous()
-    assert k_cache.is_contiguous()
-    assert v_cache.is_contiguous()
-    assert block_tables.stride(1) == 1
+    num_tokens, num_seqs, kv_heads, tuning = q.size(0), block_tables.size(0), k_cache.size(2), TUNING.here
     assert sliding_window or not chunked
     assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
-    group = q_heads // kv_heads
-    rows = max(ROWS, triton.next_power_of_2(group))
-    tokens = rows // group
-    element_bytes = k_cache.element_size()
-    tile = chunk_tile(head_dim, element_bytes)
-    tma = takes_tma(k_cache, tile)
+    pages, constants = over_pages(q, k_cache, v_cache, block_tables)
+    tokens = constants["ROWS"] // (q.size(1) // kv_heads)
     out = torch.empty_like(q)
     _chunk_attention[(kv_heads, num_tokens // tokens + num_seqs)](
-        q,
-        k_cache,
-        v_cache,
-        tiles_of(k_cache, tile) if tma else None,
-        tiles_of(v_cache, tile) if tma else None,
-        block_tables,
+        *pages,
         query_start,
         seq_lens,
         sinks,
@@ -244,30 +248,42 @@ def chunk_attention(
         block_tables.stride(0),
         sliding_window,
         num_seqs,
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=padded_head_dim(head_dim),
-        BLOCK_SIZE=block_size,
-        ROWS=rows,
+        **constants,
         TOKENS=tokens,
-        TILE=tile,
-        STAGES=3,
-        PRECISION=dot_precision(q.element_size()),
-        TMA=tma,
+        STAGES=tuning.stages,
         SOFTCAP=softcap,
         WINDOWED=sliding_window > 0,
         CHUNKED=chunked,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
     )
     return out
 
 
-def chunk_tile(head_dim: int, element_bytes: int) -> int:
-    """Positions: 64 of 128 16-bit elements in 3 buffers, the best of those tried on an H200."""
-    row_bytes = padded_head_dim(head_dim) * element_bytes
-    return max(MIN_DOT, min(64, 64 * 256 // row_bytes))
+def over_pages(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor
+) -> tuple[tuple[object, ...], dict[str, Any]]:
+    """Returns the first arguments of a kernel whose tiles of queries meet tiles of a paged cache, and the constants
+    that follow from these."""
+    assert q.is_contiguous()
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert block_tables.stride(1) == 1
+    q_heads, (_, block_size, kv_heads, head_dim) = q.size(1), k_cache.shape
+    tile = tile_keys(TUNING.here.keys, head_dim, k_cache.element_size())
+    tma = takes_tma(k_cache, tile)
+    tiles = (tiles_of(k_cache, tile), tiles_of(v_cache, tile)) if tma else (None, None)
+    return (q, k_cache, v_cache, *tiles, block_tables), {
+        "Q_HEADS": q_heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "WIDTH": padded_head_dim(head_dim),
+        "BLOCK_SIZE": block_size,
+        "ROWS": max(TUNING.here.rows, triton.next_power_of_2(q_heads // kv_heads)),
+        "TILE": tile,
+        "PRECISION": dot_precision(q.element_size()),
+        "TMA": tma,
+    }
 
 
 def takes_tma(cache: torch.Tensor, tile: int) -> bool:
@@ -281,3 +297,21 @@ def tiles_of(cache: torch.Tensor, tile: int) -> TensorDescriptor:
     num_blocks, block_size, kv_heads, head_dim = cache.shape
     size = kv_heads * head_dim
     return TensorDescriptor(cache, [num_blocks * block_size, size], [size, 1], [tile, head_dim])
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    """Windows of some layers may not slide."""
+    if not shape.attends_in_pages:
+        return
+    rows = 100  # more than sequences
+    step = *shape.caches(), ints(2, TABLE_WIDTH), ints(3), ints(2), shape.scale
+
+    def attend(*, chunked: bool = False, tree_mask: torch.Tensor | None = None) -> None:
+        q, rest = shape.empty(rows, shape.num_q_heads, shape.head_dim), (shape.sinks(), shape.softcap, chunked)
+        chunk_attention(q, *step, int(chunked), *rest, tree_mask)
+
+    yield attend
+    if shape.chunked_windows:
+        yield lambda: attend(chunked=True)
+    if shape.has_trees:
+        yield lambda: attend(tree_mask=longs(rows))

@@ -5,13 +5,27 @@ A kernel of its own: letting the last program of a query do it cost 1.5 to 3 us 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats
 
-WIDTHS = (8, 16, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up whoever needs it first
+WIDTHS = (8, 16, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up a step
+
+
+@dataclass(frozen=True)
+class CombineTuning:
+    few_warps: int  # where there are WIDTHS[0] parts or fewer
+    warps: int
+
+
+TUNING = ByCapability({SM90: CombineTuning(few_warps=1, warps=4)})
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -58,6 +72,15 @@ def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: 
         WIDTH=triton.next_power_of_2(head_dim),
         PARTS=width,
         PDL=pdl,
-        num_warps=1 if width == WIDTHS[0] else 4,
+        num_warps=TUNING.here.few_warps if width == WIDTHS[0] else TUNING.here.warps,
         **launch,
     )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    """How many parts there are to join depends on the number of heads."""
+    if shape.batch_invariant:
+        return
+    queries, size = shape.num_q_heads, shape.head_dim if shape.latent is None else shape.latent.rank
+    for width in WIDTHS:
+        yield partial(combine, floats(queries, width, size), floats(queries, width), shape.empty(queries, size))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
@@ -20,14 +22,33 @@ from quire.kernels.triton.attention.attention_tile import (
     merge,
     padded_head_dim,
     soft_cap,
+    tile_keys,
 )
 from quire.kernels.triton.attention.combine import combine
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
-MOST_SPLITS = 32
 MOST_OTHER_PARTS = 16
-# Programs that fill the GPU: below, a sequence is split. On an H200 (132 processors, 8 kv heads): 16-32 splits are best
-# for 1 sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches want twice as many (154 us for 167 at 32).
-ENOUGH_PROGRAMS = 512
+
+
+@dataclass(frozen=True)
+class DecodeTuning:
+    """How attention of single rows is cut up."""
+
+    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
+    short_keys: int  # the same where rows follow a shared beginning
+    stages: int  # buffers for tiles of keys and values
+    warps: int
+    enough_programs: int  # that fill the GPU: below, a sequence is split
+    most_splits: int
+
+
+# On an H200 (132 processors, 8 kv heads): 64 positions of 128 elements in 3 buffers are 96 KiB of keys and values, the
+# best of those tried; wider heads take fewer positions for the same memory. What follows a shared beginning is about
+# 100 positions, of which halves of that are read sooner (52 us for 63 at 256 rows). 16-32 splits are best for 1
+# sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches want twice as many (154 us for 167 at 32).
+TUNING = ByCapability(
+    {SM90: DecodeTuning(keys=64, short_keys=32, stages=3, warps=4, enough_programs=512, most_splits=32)}
+)
 
 
 @triton.jit(do_not_specialize=["table_width", "window", "num_splits", "part_stride"])
@@ -202,7 +223,8 @@ def attend_rest(
     assert block_tables.stride(1) == 1
     assert sliding_window or not chunked
     assert num_splits == 1 or (parts is not None and not merge)
-    tile, stages, warps = decode_tile(head_dim, k_cache.element_size(), short=starts is not None)
+    tuning = TUNING.here
+    keys = tuning.keys if starts is None else tuning.short_keys
     _decode_attention[(kv_heads, num_splits, num_seqs)](
         q,
         k_cache,
@@ -226,29 +248,37 @@ def attend_rest(
         HEAD_DIM=head_dim,
         WIDTH=padded_head_dim(head_dim),
         BLOCK_SIZE=block_size,
-        TILE=tile,
-        STAGES=stages,
+        TILE=tile_keys(keys, head_dim, k_cache.element_size()),
+        STAGES=tuning.stages,
         PRECISION=dot_precision(q.element_size()),
         DIRECT=parts is None or merge,
         OTHER_PARTS=MOST_OTHER_PARTS,
         MERGE=merge,
         SOFTCAP=softcap,
         CHUNKED=chunked,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
     )
 
 
 def splits_for(num_seqs: int, kv_heads: int) -> int:
     """A power of two that does not depend on lengths: a CUDA graph keeps it."""
-    wanted = triton.cdiv(ENOUGH_PROGRAMS, max(num_seqs * kv_heads, 1))
-    return min(1 << (wanted - 1).bit_length(), MOST_SPLITS)
+    wanted = triton.cdiv(TUNING.here.enough_programs, max(num_seqs * kv_heads, 1))
+    return min(1 << (wanted - 1).bit_length(), TUNING.here.most_splits)
 
 
-def decode_tile(head_dim: int, element_bytes: int, *, short: bool) -> tuple[int, int, int]:
-    """(positions, buffers, warps): 64 positions of 128 elements in 3 buffers are 96 KiB of keys and values, the best of
-    those tried on an H200; wider heads take fewer positions for the same memory. `short`: what follows a shared
-    beginning is about 100 positions, of which halves of that are read sooner (52 us for 63 at 256 rows)."""
-    row_bytes = padded_head_dim(head_dim) * element_bytes
-    most = 32 if short else 64
-    return max(MIN_DOT, min(most, most * 256 // row_bytes)), 3, 4
+def precompile_calls(shape: ModelShape) -> Calls:
+    """Windows of some layers may not slide."""
+    if not shape.attends_in_pages:
+        return
+
+    def attend(rows: int, ordered: bool, chunked: bool) -> None:
+        step = *shape.caches(), ints(rows, TABLE_WIDTH), ints(rows), shape.scale, int(chunked)
+        order = ints(rows) if ordered else None
+        q = shape.empty(rows, shape.num_q_heads, shape.head_dim)
+        decode_attention(q, *step, order, shape.sinks(), shape.softcap, chunked)
+
+    many = shape.max_num_seqs
+    for chunked in (True, False) if shape.chunked_windows else (False,):
+        for rows, ordered in ((many, True), (8, True), (many, False), (2, False)):
+            yield partial(attend, rows, ordered, chunked)

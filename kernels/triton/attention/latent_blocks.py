@@ -7,11 +7,13 @@ them meet the same vectors, a tile of those is loaded once, as keys and as value
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
@@ -23,29 +25,54 @@ from quire.kernels.triton.attention.attention_tile import (
 )
 from quire.kernels.triton.attention.chunk_attention import find_sequence
 from quire.kernels.triton.attention.combine import combine
-
-ROWS = 64  # of a chunk's tile, and at most of a single row's: one group of warps' matrix instruction
-MOST_SPLITS = 32
-# Programs that fill the GPU: each takes most of a processor's shared memory, so that there is one for each of 132.
-ENOUGH_PROGRAMS = 132
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
 
 @dataclass(frozen=True)
 class LatentTile:
     """How work is cut up. Chosen by how much shared memory it takes (a Hopper has 227 KiB for a program), not measured:
-    `python -m quire.kernels.bench.gpu latent_tiles` compares it with others."""
+    `python -m tools.bench.kernels.gpu latent_tiles` compares it with others."""
 
     keys: int  # positions
     stages: int
     warps: int
 
 
+@dataclass(frozen=True)
+class LatentTuning:
+    """How latent attention is cut up."""
+
+    rows: int  # of a chunk's tile, and at most of a single row's
+    few: LatentTile  # where a tile has MIN_DOT rows
+    many: LatentTile
+    few_float32: LatentTile
+    many_float32: LatentTile
+    enough_programs: int  # that fill the GPU: below, rows are split along the keys
+    most_splits: int
+
+
+# 64 rows are one group of warps' matrix instruction. Of 576 16-bit elements a position takes 1,152 bytes, and so does a
+# row: a program takes most of a processor's shared memory, so that there is one for each of an H200's 132.
+TUNING = ByCapability(
+    {
+        SM90: LatentTuning(
+            rows=64,
+            few=LatentTile(32, 4, 4),
+            many=LatentTile(32, 3, 8),
+            few_float32=LatentTile(16, 2, 4),
+            many_float32=LatentTile(16, 2, 8),
+            enough_programs=132,
+            most_splits=32,
+        )
+    }
+)
+
+
 def latent_tile(rows: int, element_bytes: int) -> LatentTile:
-    """Of 576 16-bit elements a position takes 1,152 bytes, and so does a row."""
-    few = rows <= MIN_DOT
+    few, tuning = rows <= MIN_DOT, TUNING.here
     if element_bytes == 4:
-        return LatentTile(MIN_DOT, 2, 4 if few else 8)
-    return LatentTile(32, 4, 4) if few else LatentTile(32, 3, 8)
+        return tuning.few_float32 if few else tuning.many_float32
+    return tuning.few if few else tuning.many
 
 
 @triton.jit
@@ -224,9 +251,10 @@ def latent_chunk(
     tile: LatentTile | None = None,
 ) -> torch.Tensor:
     """latent_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
-    out, tokens = torch.empty_like(q), ROWS // group_of(q.size(1))
+    out, rows = torch.empty_like(q), TUNING.here.rows
     where = q, q_rotated, cache, block_tables, query_start, seq_lens, None
-    _launch(*where, out, None, None, scale, rows=ROWS, tokens=tokens, num_splits=1, tile=tile)
+    tokens = rows // group_of(q.size(1))
+    _launch(*where, out, None, None, scale, rows=rows, tokens=tokens, num_splits=1, tile=tile)
     return out
 
 
@@ -294,10 +322,29 @@ def _launch(
 
 def group_of(num_heads: int) -> int:
     """Heads of a tile, in as many tiles of as many heads each as need be."""
-    return next(size for size in range(min(num_heads, ROWS), 0, -1) if num_heads % size == 0)
+    return next(size for size in range(min(num_heads, TUNING.here.rows), 0, -1) if num_heads % size == 0)
 
 
 def splits_for(num_seqs: int, groups: int) -> int:
     """A power of two that does not depend on lengths: a CUDA graph keeps it."""
-    wanted = triton.cdiv(ENOUGH_PROGRAMS, max(num_seqs * groups, 1))
-    return min(1 << (wanted - 1).bit_length(), MOST_SPLITS)
+    wanted = triton.cdiv(TUNING.here.enough_programs, max(num_seqs * groups, 1))
+    return min(1 << (wanted - 1).bit_length(), TUNING.here.most_splits)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.latent is None or shape.batch_invariant:
+        return
+    heads, rank, rope, still = shape.num_q_heads, shape.latent.rank, shape.latent.rope, shape.latent.still
+    cache, scale = shape.latent_cache(), 0.1
+
+    def queries(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return shape.empty(rows, heads, rank), shape.empty(rows, heads, still + rope)[..., still:]
+
+    def decode(rows: int, ordered: bool) -> None:
+        order = ints(rows) if ordered else None
+        latent_decode(*queries(rows), cache, ints(rows, TABLE_WIDTH), ints(rows), scale, order)
+
+    yield lambda: latent_chunk(*queries(100), cache, ints(2, TABLE_WIDTH), ints(3), ints(2), scale)
+    for rows in (shape.max_num_seqs, 8, 2):
+        yield partial(decode, rows, True)
+        yield partial(decode, rows, False)

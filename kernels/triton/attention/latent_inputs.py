@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import to_cache
+from quire.kernels.triton.precompile.shapes import ROWS, TABLE_WIDTH, Calls, ModelShape, floats, ints
 
-HEADS = 16  # whose queries a program rotates
+
+@dataclass(frozen=True)
+class LatentInputsTuning:
+    heads: int  # whose queries a program rotates
+    warps: int
+
+
+TUNING = ByCapability({SM90: LatentInputsTuning(heads=16, warps=4)})
 
 
 @triton.jit
@@ -74,13 +85,13 @@ def latent_store(
     cache: torch.Tensor,
 ) -> None:
     rows, num_heads, head_dim = q.shape
-    rank, rope = weight.size(0), cos_sin.size(1)
+    rank, rope, tuning = weight.size(0), cos_sin.size(1), TUNING.here
     assert q.is_contiguous()
     assert latent.is_contiguous()
     assert cache.is_contiguous()
     assert latent.size(1) == cache.size(3) == rank + rope
     if rows:
-        _latent_store[(rows, 1 + triton.cdiv(num_heads, HEADS))](
+        _latent_store[(rows, 1 + triton.cdiv(num_heads, tuning.heads))](
             q,
             latent,
             weight,
@@ -95,6 +106,15 @@ def latent_store(
             ROPE=rope,
             WIDTH=triton.next_power_of_2(rank),
             HALF_WIDTH=triton.next_power_of_2(rope // 2),
-            HEADS=HEADS,
-            num_warps=4,
+            HEADS=tuning.heads,
+            num_warps=tuning.warps,
         )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.latent is None or shape.batch_invariant:
+        return
+    heads, rank, rope = shape.num_q_heads, shape.latent.rank, shape.latent.rope
+    q, latent = shape.empty(ROWS, heads, shape.latent.still + rope), shape.empty(ROWS, rank + rope)
+    cos_sin, cache = floats(shape.block_size * TABLE_WIDTH, rope), shape.latent_cache()
+    yield lambda: latent_store(q, latent, shape.empty(rank), 1e-6, cos_sin, ints(ROWS), ints(ROWS), cache)

@@ -6,15 +6,34 @@ Keys and values are read where the projection left them, so that nothing is copi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, padded_head_dim
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.attention.attention_tile import (
+    LOG2_E,
+    MIN_DOT,
+    accumulate,
+    dot_precision,
+    padded_head_dim,
+    tile_keys,
+)
 from quire.kernels.triton.attention.chunk_attention import find_sequence
 
-MOST_ROWS = 128  # of a tile; reasoned, not tuned
-TILE_BYTES = 64 * 256  # of keys: 64 positions of 128 16-bit elements, as in chunk_attention
+
+@dataclass(frozen=True)
+class RaggedTuning:
+    most_rows: int  # of a tile
+    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
+    stages: int
+    warps: int
+
+
+# Reasoned, not measured; keys are as in chunk_attention.
+TUNING = ByCapability({SM90: RaggedTuning(most_rows=128, keys=64, stages=3, warps=4)})
 
 
 @triton.jit
@@ -141,10 +160,10 @@ def ragged_attention(
     assert q.stride() == k.stride() == v.stride()
     assert q.stride(1) == head_dim
     assert q.stride(2) == 1
-    rows = MIN_DOT
-    while rows < min(longest, MOST_ROWS):
+    rows, tuning = MIN_DOT, TUNING.here
+    while rows < min(longest, tuning.most_rows):
         rows *= 2
-    tile = max(MIN_DOT, min(64, TILE_BYTES // (padded_head_dim(head_dim) * q.element_size())))
+    tile = tile_keys(tuning.keys, head_dim, q.element_size())
     out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     _ragged_attention[(heads, num_tokens // rows + num_seqs)](
         q,
@@ -162,11 +181,11 @@ def ragged_attention(
         WIDTH=padded_head_dim(head_dim),
         ROWS=rows,
         TILE=tile,
-        STAGES=3,
+        STAGES=tuning.stages,
         PRECISION=dot_precision(q.element_size()),
         REACHES=0 < reach < longest - 1,
         COUNTED=num_seen is not None,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
     )
     return out

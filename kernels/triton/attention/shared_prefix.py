@@ -9,17 +9,32 @@ matrix of queries, as in a prompt; what follows the prefix is each row's own (de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.attention_tile import LOG2_E, dot_precision, find_blocks, meeting, padded_head_dim
-from quire.kernels.triton.attention.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.attention.attention_tile import LOG2_E, find_blocks, meeting
+from quire.kernels.triton.attention.chunk_attention import TUNING as CHUNKS
+from quire.kernels.triton.attention.chunk_attention import attend_tile, over_pages
 from quire.kernels.triton.attention.combine import combine
 from quire.kernels.triton.attention.decode_attention import MOST_OTHER_PARTS, PartialResults, attend_rest, splits_for
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
-ENOUGH_PROGRAMS = 256  # two on each of the H200's 132 processors, which is what their shared memory holds
+
+@dataclass(frozen=True)
+class PrefixTuning:
+    """Tiles are those of chunk_attention.py."""
+
+    enough_programs: int  # that fill the GPU: below, prefixes are split
+    stages: int
+    warps: int
+
+
+# Two programs on each of an H200's 132 processors, which is what their shared memory holds.
+TUNING = ByCapability({SM90: PrefixTuning(enough_programs=256, stages=3, warps=4)})
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class SharedPrefixes:
 
 
 def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
-    return max(ROWS // (num_q_heads // num_kv_heads), 1)
+    return max(CHUNKS.here.rows // (num_q_heads // num_kv_heads), 1)
 
 
 @triton.jit(do_not_specialize=["table_width", "num_splits", "part_stride", "first_part"])
@@ -140,17 +155,10 @@ def _attend_prefixes(
     parts: PartialResults,
     first_part: int,
 ) -> None:
-    (_, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
-    num_tiles, members = prefixes.members.shape
-    tile = chunk_tile(head_dim, k_cache.element_size())
-    tma = takes_tma(k_cache, tile)
-    _shared_prefix[(kv_heads, num_splits, num_tiles)](
-        q,
-        k_cache,
-        v_cache,
-        tiles_of(k_cache, tile) if tma else None,
-        tiles_of(v_cache, tile) if tma else None,
-        block_tables,
+    (num_tiles, members), tuning = prefixes.members.shape, TUNING.here
+    pages, constants = over_pages(q, k_cache, v_cache, block_tables)
+    _shared_prefix[(k_cache.size(2), num_splits, num_tiles)](
+        *pages,
         prefixes.members,
         prefixes.tables,
         prefixes.lens,
@@ -161,23 +169,30 @@ def _attend_prefixes(
         num_splits,
         parts.logs.size(1),
         first_part,
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=padded_head_dim(head_dim),
-        BLOCK_SIZE=block_size,
-        ROWS=max(ROWS, triton.next_power_of_2(q_heads // kv_heads)),
+        **constants,
         MEMBERS=members,
-        TILE=tile,
-        STAGES=3,
-        PRECISION=dot_precision(q.element_size()),
-        TMA=tma,
-        num_warps=4,
-        num_stages=3,
+        STAGES=tuning.stages,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
     )
 
 
 def _prefix_splits(num_tiles: int, kv_heads: int) -> int:
     """A power of two."""
-    wanted = triton.cdiv(ENOUGH_PROGRAMS, num_tiles * kv_heads)
+    wanted = triton.cdiv(TUNING.here.enough_programs, num_tiles * kv_heads)
     return min(1 << (wanted - 1).bit_length(), MOST_OTHER_PARTS)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.attends_in_pages:
+        return
+
+    def attend(rows: int) -> None:
+        members = ints(4, rows_per_tile(shape.num_q_heads, shape.num_kv_heads))
+        prefixes = SharedPrefixes(members, ints(4), ints(4), ints(rows))
+        q = shape.empty(rows, shape.num_q_heads, shape.head_dim)
+        step = *shape.caches(), ints(rows, TABLE_WIDTH), ints(rows), prefixes, shape.scale, ints(rows)
+        shared_prefix_attention(q, *step)
+
+    for rows in (shape.max_num_seqs, 8):
+        yield partial(attend, rows)

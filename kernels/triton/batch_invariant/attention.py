@@ -11,30 +11,43 @@ Products and sums are never fused (enable_fp_fusion): what a compiler would join
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
-    dot_precision,
     find_blocks,
     first_seen,
     meeting,
     merge,
     padded_head_dim,
 )
-from quire.kernels.triton.attention.chunk_attention import (
-    ROWS,
-    attend_tile,
-    chunk_tile,
-    find_sequence,
-    takes_tma,
-    tiles_of,
-)
+from quire.kernels.triton.attention.chunk_attention import attend_tile, find_sequence, over_pages
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
 SPAN = 1024  # positions, a multiple of every tile; chosen without a measurement
-ENOUGH_PROGRAMS = 512  # that fill a GPU: with fewer, spans are computed side by side (see decode_attention.py)
+LONG_TABLE = 4096  # blocks of a sequence that has several spans, where a kernel is compiled
+
+
+@dataclass(frozen=True)
+class InvariantAttentionTuning:
+    """Tiles are those of chunk_attention.py."""
+
+    enough_programs: int  # that fill the GPU: with fewer, spans are computed side by side (see decode_attention.py)
+    stages: int
+    warps: int
+    joined_queries: int  # a program of those that join spans
+    join_warps: int
+
+
+TUNING = ByCapability(
+    {SM90: InvariantAttentionTuning(enough_programs=512, stages=3, warps=4, joined_queries=4, join_warps=4)}
+)
 
 
 @triton.jit(do_not_specialize=["table_width", "window", "num_seqs", "num_parts"])
@@ -215,7 +228,7 @@ def decode_attention(
     """quire.kernels.triton.attention.decode_attention.decode_attention."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
-    splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
+    splits = num_spans if num_seqs * k_cache.size(2) < TUNING.here.enough_programs else 1
     rows = q, k_cache, v_cache, block_tables, None, seq_lens, order
     return _attend(*rows, scale, sliding_window, splits, sinks, softcap, chunked)
 
@@ -254,18 +267,12 @@ def _attend(
     chunked: bool,
 ) -> torch.Tensor:
     """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
-    (num_tokens, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
-    num_seqs, group, element_bytes = block_tables.size(0), q_heads // kv_heads, k_cache.element_size()
-    assert q.is_contiguous()
-    assert k_cache.is_contiguous()
-    assert v_cache.is_contiguous()
-    assert block_tables.stride(1) == 1
+    (num_tokens, q_heads, head_dim), num_seqs, kv_heads = q.shape, block_tables.size(0), k_cache.size(2)
     assert sliding_window or not chunked
-    rows = max(ROWS, triton.next_power_of_2(group))
-    tokens = rows // group
-    tile = chunk_tile(head_dim, element_bytes)
-    assert SPAN % tile == 0
-    tma = takes_tma(k_cache, tile)
+    tuning = TUNING.here
+    pages, constants = over_pages(q, k_cache, v_cache, block_tables)
+    assert SPAN % constants["TILE"] == 0
+    tokens = constants["ROWS"] // (q_heads // kv_heads)
     out = torch.empty_like(q)
     parts = logs = None
     if num_splits > 1:
@@ -274,12 +281,7 @@ def _attend(
         logs = torch.empty((queries, num_splits), dtype=torch.float32, device=q.device)
     tiles = num_seqs if query_start is None else num_tokens // tokens + num_seqs
     _attention[(kv_heads, tiles, num_splits)](
-        q,
-        k_cache,
-        v_cache,
-        tiles_of(k_cache, tile) if tma else None,
-        tiles_of(v_cache, tile) if tma else None,
-        block_tables,
+        *pages,
         query_start,
         seq_lens,
         order,
@@ -292,24 +294,16 @@ def _attend(
         sliding_window,
         num_seqs,
         num_splits,
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=padded_head_dim(head_dim),
-        BLOCK_SIZE=block_size,
-        ROWS=rows,
+        **constants,
         TOKENS=tokens,
-        TILE=tile,
         SPAN=SPAN,
-        STAGES=3,
-        PRECISION=dot_precision(q.element_size()),
-        TMA=tma,
+        STAGES=tuning.stages,
         SOFTCAP=softcap,
         DECODE=query_start is None,
         SPLIT=parts is not None,
         CHUNKED=chunked,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
         enable_fp_fusion=False,
     )
     if parts is not None:
@@ -320,7 +314,7 @@ def _attend(
 def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
     """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts]"""
     num_queries, num_parts, head_dim = parts.shape
-    queries = 4
+    queries = TUNING.here.joined_queries
     _join[(triton.cdiv(num_queries, queries),)](
         parts,
         logs,
@@ -332,6 +326,30 @@ def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | N
         QUERIES=queries,
         HEAD_DIM=head_dim,
         WIDTH=padded_head_dim(head_dim),
-        num_warps=4,
+        num_warps=TUNING.here.join_warps,
         enable_fp_fusion=False,
     )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    """Windows of some layers may not slide."""
+    if not shape.batch_invariant:
+        return
+
+    def chunk(chunked: bool) -> None:
+        step = *shape.caches(), ints(2, TABLE_WIDTH), ints(3), ints(2), shape.scale, int(chunked)
+        chunk_attention(
+            shape.empty(100, shape.num_q_heads, shape.head_dim), *step, shape.sinks(), shape.softcap, chunked
+        )
+
+    def decode(rows: int, ordered: bool, chunked: bool) -> None:
+        step = *shape.caches(), ints(rows, LONG_TABLE), ints(rows), shape.scale, int(chunked)
+        order = ints(rows) if ordered else None
+        q = shape.empty(rows, shape.num_q_heads, shape.head_dim)
+        decode_attention(q, *step, order, shape.sinks(), shape.softcap, chunked)
+
+    for chunked in (True, False) if shape.chunked_windows else (False,):
+        yield partial(chunk, chunked)
+        for rows in (2, shape.max_num_seqs):
+            yield partial(decode, rows, True, chunked)
+            yield partial(decode, rows, False, chunked)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.reference.low_rank import ExpertAdditions
-from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
-from quire.kernels.triton.moe.grouped_linear import WIDE_TILE, Tile
+from quire.kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles, layer_arguments
+from quire.kernels.triton.moe.grouped_linear import TUNING as GROUPED
+from quire.kernels.triton.moe.grouped_linear import Tile
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
 
-TILE = Tile.even(64, 64, 64, 3, 4)
+TUNING = ByCapability({SM90: Tile.even(64, 64, 64, 3, 4)})
 
 
 def experts(
@@ -26,5 +29,11 @@ def experts(
     added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
     assert added is None, "adapters have no place here"
-    tile = WIDE_TILE if x.element_size() == 4 else TILE
+    tile = GROUPED.here.float32 if x.element_size() == 4 else TUNING.here
     return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile, enable_fp_fusion=False)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.batch_invariant and shape.experts is not None:
+        arguments = layer_arguments(shape, shape.experts)
+        yield lambda: experts(*arguments)

@@ -6,16 +6,43 @@ same kind of matrix instruction, whether its tile of rows is full or has a singl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.reference.linear import LinearWeight
 from quire.kernels.triton.attention.attention_tile import dot_precision
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
-ROWS = 64  # one group of warps' matrix instruction, as many as one row needs
-MANY_COLUMNS = 1 << 14  # of a weight: from here on tiles of 128 fill a GPU
 ALIGNMENT = 16  # bytes: a kernel is compiled anew for pointers that do not have it
+
+
+@dataclass(frozen=True)
+class InvariantLinearTuning:
+    """How products are cut up, by the weight's shape alone."""
+
+    rows: int  # of a tile
+    columns: int
+    wide_columns: int  # of a tile of a 16-bit weight with `many_columns`
+    many_columns: int  # of a weight: from here on wide tiles fill the GPU
+    depth: int  # input features at a time
+    float32_depth: int
+    stages: int
+    warps: int
+
+
+# 64 rows are one group of warps' matrix instruction, which a single row needs, too.
+TUNING = ByCapability(
+    {
+        SM90: InvariantLinearTuning(
+            rows=64, columns=64, wide_columns=128, many_columns=1 << 14, depth=64, float32_depth=32, stages=3, warps=4
+        )
+    }
+)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -63,9 +90,9 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     out = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
     if not num_rows:
         return out
-    wide = x.element_size() == 4
-    columns = 128 if out_features >= MANY_COLUMNS and not wide else 64
-    _linear[(triton.cdiv(num_rows, ROWS), triton.cdiv(out_features, columns))](
+    tuning, is_float32 = TUNING.here, x.element_size() == 4
+    columns = tuning.wide_columns if out_features >= tuning.many_columns and not is_float32 else tuning.columns
+    _linear[(triton.cdiv(num_rows, tuning.rows), triton.cdiv(out_features, columns))](
         x,
         weight.weight,
         weight.bias,
@@ -73,13 +100,29 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         num_rows,
         IN=in_features,
         OUT=out_features,
-        ROWS=ROWS,
+        ROWS=tuning.rows,
         COLUMNS=columns,
-        DEPTH=32 if wide else 64,
-        STAGES=3,
+        DEPTH=tuning.float32_depth if is_float32 else tuning.depth,
+        STAGES=tuning.stages,
         PRECISION=dot_precision(x.element_size()),
-        num_warps=4,
-        num_stages=3,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
         enable_fp_fusion=False,
     )
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.batch_invariant:
+        return
+
+    def multiply(rows: int, in_features: int, out_features: int) -> None:
+        linear(shape.empty(rows, in_features), LinearWeight(shape.empty(out_features, in_features), None))
+
+    hidden, features = shape.hidden_size, shape.intermediate_size
+    for size in (shape.qkv_size, 2 * features, shape.vocab_size):
+        yield partial(multiply, 2, hidden, size)
+    for size in (shape.q_size, features):
+        yield partial(multiply, 2, size, hidden)
+    if shape.experts is not None:
+        yield partial(multiply, ROWS, hidden, shape.experts.num_experts)

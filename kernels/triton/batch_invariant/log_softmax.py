@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-BLOCK = 4096  # logits in registers at a time
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats
+
+
+@dataclass(frozen=True)
+class LogSoftmaxTuning:
+    block: int  # logits in registers at a time
+    warps: int
+
+
+TUNING = ByCapability({SM90: LogSoftmaxTuning(block=4096, warps=8)})
 
 
 @triton.jit
@@ -34,5 +46,10 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(logits)
     num_rows, size = logits.shape
     if num_rows:
-        _log_softmax[(num_rows,)](logits, out, size, BLOCK=BLOCK, num_warps=8)
+        _log_softmax[(num_rows,)](logits, out, size, BLOCK=TUNING.here.block, num_warps=TUNING.here.warps)
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.batch_invariant:
+        yield lambda: log_softmax(floats(2, shape.vocab_size))

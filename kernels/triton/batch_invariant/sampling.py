@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints, longs
 from quire.kernels.triton.sampling.filtered_sampling import sample_filtered
 
 
@@ -34,3 +35,9 @@ def sample(
         seeds,
         positions,
     )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.batch_invariant and shape.is_whole:
+        logits = shape.empty(2, shape.vocab_size)
+        yield lambda: sample(logits, None, None, None, None, longs(2), ints(2))

@@ -6,20 +6,35 @@ Pairs come to an expert's list in any order, which changes no result: a row of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.reference.low_rank import AdaptedRows, ExpertAdditions
 from quire.kernels.routing import SILU, Gate
 from quire.kernels.triton.activation import silu_mul
-from quire.kernels.triton.low_rank import add_low_rank
+from quire.kernels.triton.low_rank import add_low_rank, graph_counts
+from quire.kernels.triton.low_rank_table import LowRankTable, prepare_low_rank
+from quire.kernels.triton.moe.grouped_linear import TUNING as GROUPED
 from quire.kernels.triton.moe.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ExpertsShape, ModelShape, floats, ints, longs
 
-PAIRS = 256  # a program
-TILES = 16  # a program
-MOST_COLUMNS = 1024  # of a token's sum, a program
+
+@dataclass(frozen=True)
+class ExpertsTuning:
+    """How the kernels beside the products are cut up: what a program takes."""
+
+    pairs: int
+    tiles: int
+    most_columns: int  # of a token's sum
+    warps: int
+
+
+TUNING = ByCapability({SM90: ExpertsTuning(pairs=256, tiles=16, most_columns=1024, warps=4)})
 
 
 @dataclass(frozen=True)
@@ -92,15 +107,15 @@ def _cut_tiles(
 
 def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: Tile) -> Grouping:
     """ids [num_tokens, top_k]"""
-    num_pairs, device = ids.numel(), ids.device
+    num_pairs, device, tuning = ids.numel(), ids.device, TUNING.here
     counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
     table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=device)
     num_tiles = most_tiles(num_pairs, num_experts, tile.rows)
     tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=device)
-    _list_pairs[(triton.cdiv(num_pairs, PAIRS),)](
-        ids, counts, table, num_pairs, table.size(1), PAIRS=PAIRS, num_warps=4
+    _list_pairs[(triton.cdiv(num_pairs, tuning.pairs),)](
+        ids, counts, table, num_pairs, table.size(1), PAIRS=tuning.pairs, num_warps=tuning.warps
     )
-    _cut_tiles[(triton.cdiv(num_tiles, TILES),)](
+    _cut_tiles[(triton.cdiv(num_tiles, tuning.tiles),)](
         counts,
         load,
         tiles,
@@ -108,8 +123,8 @@ def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: 
         EXPERTS=num_experts,
         WIDTH=triton.next_power_of_2(num_experts),
         ROWS=tile.rows,
-        TILES=TILES,
-        num_warps=4,
+        TILES=tuning.tiles,
+        num_warps=tuning.warps,
     )
     return Grouping(tiles, table, tile)
 
@@ -207,7 +222,7 @@ def experts_in_tiles(
         made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, in_tiles=in_tiles, **options)
     else:
         made = _adapted(x, ids, packed, grouping, added, **options)
-    columns = min(triton.next_power_of_2(size), MOST_COLUMNS)
+    columns = min(triton.next_power_of_2(size), TUNING.here.most_columns)
     _add_up[(num_tokens, triton.cdiv(size, columns))](
         made,
         ids,
@@ -218,7 +233,56 @@ def experts_in_tiles(
         SIZE=size,
         TOP_K=ids.size(1),
         COLUMNS=columns,
-        num_warps=4,
+        num_warps=TUNING.here.warps,
         **options,
     )
     return out
+
+
+def layer_arguments(shape: ModelShape, experts: ExpertsShape) -> tuple[Any, ...]:
+    """Returns arguments of experts(), but for what adapters add."""
+    count, size, hidden = experts.num_experts, experts.intermediate_size, shape.hidden_size
+    biases = (shape.empty(count, 2 * size), shape.empty(count, hidden)) if experts.biased else (None, None)
+    packed = StackedExperts(
+        shape.empty(count, 2 * size, hidden), shape.empty(count, hidden, size), *biases, experts.gate
+    )
+    top_k = experts.routing.top_k
+    shared = shape.empty(ROWS, hidden) if experts.shared_is_there else None
+    shared_gate = shape.empty(ROWS, 1) if experts.shared_is_gated else None
+    return shape.empty(ROWS, hidden), ints(ROWS, top_k), floats(ROWS, top_k), packed, shared, shared_gate, longs(count)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.experts is None or shape.batch_invariant:
+        return
+    tiles = [GROUPED.here.float32] if shape.torch_dtype.itemsize == 4 else [*GROUPED.here.tiles.values()]
+    for tile in tiles:
+        yield partial(experts_in_tiles, *layer_arguments(shape, shape.experts), tile=tile)
+    if not shape.num_adapters or shape.experts.gate.limit:
+        return
+    first, *others = tiles
+    for tile in others:
+        yield partial(_precompile_adapted, shape, shape.experts, tile, 1)
+    for count in {max(1, count // shape.experts.routing.top_k) for count in graph_counts()}:
+        yield partial(_precompile_adapted, shape, shape.experts, first, count)
+
+
+def _precompile_adapted(model: ModelShape, shape: ExpertsShape, tile: Tile, num_tokens: int) -> None:
+    hidden, size, num_experts, top_k = (
+        model.hidden_size,
+        shape.intermediate_size,
+        shape.num_experts,
+        shape.routing.top_k,
+    )
+
+    def table(in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+        adapters = [None] * model.num_adapters * num_experts
+        return prepare_low_rank(adapters, in_features, sizes, model.torch_dtype, device=torch.device("meta"))
+
+    rows = AdaptedRows(*(ints(count) for count in (model.num_adapters + 1, num_tokens, num_tokens)))
+    added = ExpertAdditions(table(hidden, (size, size)), table(size, (hidden,)), rows)
+    gate_up, down = model.empty(num_experts, 2 * size, hidden), model.empty(num_experts, hidden, size)
+    weights = StackedExperts(gate_up, down, None, None, shape.gate)
+    chosen = ints(num_tokens, top_k), floats(num_tokens, top_k)
+    x, load = model.empty(num_tokens, hidden), longs(num_experts)
+    experts_in_tiles(x, *chosen, weights, None, None, load, added, tile=tile)

@@ -7,6 +7,7 @@ alone: the grid is as large as it can become, and programs without work end at o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import dot_precision
 
 
@@ -41,24 +43,36 @@ class Tile:
         return cls(rows, ProductCut(*cut), ProductCut(*cut), copied)
 
 
-# By how many rows an expert has on average, at most: the fastest of those that `python -m quire.kernels.bench.gpu
-# expert_tiles` tries on an H200, with the sizes of Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
+@dataclass(frozen=True)
+class GroupedTuning:
+    tiles: Mapping[int, Tile]  # by how many rows an expert has on average, at most; smallest first
+    float32: Tile  # whose products no tensor core computes
+
+
+# The fastest of those that `python -m tools.bench.kernels.gpu expert_tiles` tries on an H200, with the sizes of
+# Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
 # 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
 # 1,492.
-TILES = {
-    8: Tile.even(16, 64, 128, 4, 4, copied=True),
-    20: Tile.even(32, 64, 128, 4, 4, copied=True),
-    96: Tile(64, ProductCut(128, 64, 4, 8), ProductCut(128, 64, 3, 4), copied=True),
-    1 << 30: Tile(128, ProductCut(128, 64, 4, 8), ProductCut(256, 64, 4, 8), copied=True),
-}
-WIDE_TILE = Tile.even(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes
+TUNING = ByCapability(
+    {
+        SM90: GroupedTuning(
+            tiles={
+                8: Tile.even(16, 64, 128, 4, 4, copied=True),
+                20: Tile.even(32, 64, 128, 4, 4, copied=True),
+                96: Tile(64, ProductCut(128, 64, 4, 8), ProductCut(128, 64, 3, 4), copied=True),
+                1 << 30: Tile(128, ProductCut(128, 64, 4, 8), ProductCut(256, 64, 4, 8), copied=True),
+            },
+            float32=Tile.even(32, 32, 32, 2, 4),
+        )
+    }
+)
 
 
 def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
     if element_bytes == 4:
-        return WIDE_TILE
+        return TUNING.here.float32
     average = num_pairs / num_experts
-    return next(tile for most, tile in TILES.items() if average <= most)
+    return next(tile for most, tile in TUNING.here.tiles.items() if average <= most)
 
 
 def most_tiles(num_pairs: int, num_experts: int, rows: int) -> int:

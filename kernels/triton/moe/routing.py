@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.routing import Routing
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats
 
-ROWS = 4  # a program
 LEAST = -1.0e30  # what NaN counts as, so that a row of nothing else still names experts
+
+
+@dataclass(frozen=True)
+class RoutingTuning:
+    rows: int  # a program
+    warps: int
+
+
+TUNING = ByCapability({SM90: RoutingTuning(rows=4, warps=1)})
 
 
 @triton.jit
@@ -141,9 +153,10 @@ def route(
     ids = torch.empty((num_rows, routing.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((num_rows, routing.top_k), dtype=torch.float32, device=logits.device)
     if num_rows:
-        _route[(triton.cdiv(num_rows, ROWS),)](
-            logits, bias, ids, weights, num_rows, routing.scale, **constants(routing, logits.size(1)), ROWS=ROWS,
-            num_warps=1,
+        tuning = TUNING.here
+        _route[(triton.cdiv(num_rows, tuning.rows),)](
+            logits, bias, ids, weights, num_rows, routing.scale, **constants(routing, logits.size(1)),
+            ROWS=tuning.rows, num_warps=tuning.warps,
         )  # fmt: skip
     return ids, weights
 
@@ -164,3 +177,10 @@ def constants(routing: Routing, num_experts: int) -> dict[str, object]:
         "GROUP_WIDTH": triton.next_power_of_2(routing.num_groups),
         "LEAST": LEAST,
     }
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.experts is not None:
+        bias = floats(shape.experts.num_experts) if shape.experts.choice_bias else None
+        logits, routing = shape.empty(ROWS, shape.experts.num_experts), shape.experts.routing
+        yield lambda: route(logits, routing, bias)

@@ -1,1 +1,1 @@
-"""Kernels are compiled before they are called: whether (precompile.py), which (jobs.py) and how (processes.py)."""
+"""Compiles kernels before they are called: whether (precompile.py), which (calls.py) and how (processes.py)."""

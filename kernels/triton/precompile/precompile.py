@@ -1,8 +1,8 @@
 """Kernels are compiled before they are called, at the first start of a model on a machine: whether, and for what.
 
 Triton compiles a kernel when it first meets its arguments' types: 20 kernels one after the other are 15 s at the first
-start on a machine (later ones find them on disk). jobs.py lists them, processes.py compiles
-several at a time.
+start on a machine (later ones find them on disk). Each kernel's module yields its calls (calls.py); processes.py
+compiles several at a time.
 """
 
 from __future__ import annotations
@@ -16,71 +16,11 @@ from pathlib import Path
 import torch
 import triton
 
-from quire.kernels.routing import Gate, Routing
+from quire.kernels.triton.precompile.shapes import ModelShape
 
 SOURCES = Path(__file__).parent.parent
 MOST_PROCESSES = 12
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-
-
-@dataclass(frozen=True)
-class ExpertsShape:
-    """What the kernels of a mixture of experts depend on."""
-
-    num_experts: int
-    intermediate_size: int
-    routing: Routing
-    gate: Gate
-    biased: bool
-    choice_bias: bool
-    shared_is_there: bool
-    shared_is_gated: bool
-    single_row: bool  # their part of the fused chain is used
-
-
-@dataclass(frozen=True)
-class PackedShape:
-    """What the kernels of weights of 4 bits depend on."""
-
-    group_size: int  # 0: a whole row
-    zero: float | None  # that all codes have; None: each group its own
-
-
-@dataclass(frozen=True)
-class LatentShape:
-    """What the kernels of latent attention depend on."""
-
-    rank: int
-    rope: int
-    still: int  # elements of a head's queries before those that are rotated
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the kernels of a model depend on."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int  # tokens whose logits this rank has
-    qk_norm: bool
-    block_size: int
-    max_num_seqs: int
-    dtype: str  # "bfloat16", ...
-    kv_dtype: str
-    single_row: bool  # the fused chain is used
-    batch_invariant: bool = False  # the kernels of batch_invariant are used
-    experts: ExpertsShape | None = None
-    latent: LatentShape | None = None
-    attention_sinks: bool = False
-    softcap: float = 0.0  # of attention's scores
-    chunked_windows: bool = False  # of some layers
-    is_whole: bool = True  # no other rank has a part of it
-    packed: PackedShape | None = None  # of all products but the output head
-    num_adapters: int = 0  # of low rank, that there is room for
-    has_trees: bool = False  # drafts may be trees
 
 
 @dataclass(frozen=True)

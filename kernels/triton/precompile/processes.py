@@ -1,6 +1,6 @@
-"""Compiles what is missing, in several processes that take one job after the other.
+"""Compiles what is missing, in several processes that make one call after the other.
 
-Triton's functions are called on tensors of host memory, for the GPU that is there but without it, and every call stops
+Triton's functions are called on tensors without memory, for the GPU that is there but without it, and every call stops
 at the compiled kernel. What is forgotten is compiled when it is first called, as ever. Triton 3.6 (not 3.9) also calls
 the C compiler for what passes a kernel's arguments on: 27 times another third of a second, which is done here, too.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -18,10 +18,9 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.precompile.jobs import jobs
+from quire.kernels.triton.precompile.calls import precompile_calls
 from quire.kernels.triton.precompile.precompile import Missing, driver_library
-
-Job = Callable[[], object]
+from quire.kernels.triton.precompile.shapes import Call
 
 
 class AbsentGpu:
@@ -54,14 +53,14 @@ def compile_all(missing: Missing) -> bool:
         return kernel
 
     JITFunction.run = compile_only
-    work: list[Job] = [*jobs(missing.shape)]
+    work: list[Call] = [*precompile_calls(missing.shape)]
     if links:
         work.append(lambda: _leave_on_disk(nvidia.CudaUtils))
     return _share(work, missing.num_processes)
 
 
-def _share(work: Sequence[Job], count: int) -> bool:
-    """Each of `count` children takes the next job as soon as it has done its last."""
+def _share(work: Sequence[Call], count: int) -> bool:
+    """Each of `count` children makes the next call as soon as its last has returned."""
     taken, given = os.pipe()
     os.write(given, bytes(range(len(work))))
     os.close(given)
@@ -70,7 +69,7 @@ def _share(work: Sequence[Job], count: int) -> bool:
     return not any(statuses)
 
 
-def _child(work: Sequence[Job], taken: int) -> int:
+def _child(work: Sequence[Call], taken: int) -> int:
     process = os.fork()
     if process:
         return process
@@ -85,7 +84,7 @@ def _child(work: Sequence[Job], taken: int) -> int:
     os._exit(0 if succeeded else 1)
 
 
-def _leave_on_disk(build: Job) -> None:
+def _leave_on_disk(build: Call) -> None:
     """What Triton makes with the C compiler. It does so again where it is missing, and then says what is wrong."""
     try:
         build()

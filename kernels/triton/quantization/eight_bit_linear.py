@@ -10,23 +10,22 @@ their first operand. Of many tokens 8-bit floats go to the libraries that torch 
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch.nn.functional import ScalingType, scaled_mm
 
+from quire.kernels.capability import SM80, SM90, ByCapability
 from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from quire.kernels.triton.quantization.eight_bit_activations import quantize
 from quire.kernels.triton.quantization.split_sums import add_splits
 
 GROUP = 128
 DTYPES = (torch.float16, torch.bfloat16)
-MULTIPROCESSORS = 132  # of a Hopper; where there are fewer programs, sums are split
-MOST_SPLITS = 4
-LIBRARY_CAPABILITY = (9, 0)  # from here on torch has products with a scale for each row
+HAS_SCALED_PRODUCTS = ByCapability({SM80: False, SM90: True})  # torch has products with a scale for each row
 
 
 @dataclass(frozen=True)
@@ -150,20 +149,54 @@ class EightBitTile:
     warps: int = 4
 
 
+@dataclass(frozen=True)
+class EightBitTuning:
+    """How products are cut up, and from where on the libraries compute them."""
+
+    grouped: Mapping[int, EightBitTile]  # by tokens, at most, of weights with scales by GROUP; smallest first
+    by_row: Mapping[int, EightBitTile]  # of those with one for a row. Their `splits` are of no sum that is long
+    grouped_part: int  # columns of a part of a sum that is split
+    by_row_part: int
+    most_splits: int
+    multiprocessors: int  # where there are fewer programs, sums are split
+    most_rows: int  # above, libraries are faster, if they have tiles for more than `multiprocessors`
+
+
+# On an H200 (`python -m tools.bench.kernels.gpu eight_bit_shapes`), 4,096 to 14,336 wide.
+TUNING = ByCapability(
+    {
+        SM90: EightBitTuning(
+            grouped={
+                16: EightBitTile(16, 64, 1, width=GROUP, stages=4),
+                32: EightBitTile(32, 64, 1, width=GROUP, stages=4),
+                64: EightBitTile(64, 128, 1, width=GROUP, stages=4),
+                1 << 30: EightBitTile(128, 64, 1, width=GROUP, stages=4),
+            },
+            by_row={
+                16: EightBitTile(16, 64, 1, width=2 * GROUP, stages=4),
+                32: EightBitTile(32, 64, 1, width=GROUP, stages=6),
+                128: EightBitTile(64, 64, 1, width=GROUP, stages=6),
+                1 << 30: EightBitTile(128, 64, 1, width=GROUP, stages=6),
+            },
+            grouped_part=4096,
+            by_row_part=8192,
+            most_splits=4,
+            multiprocessors=132,
+            most_rows=64,
+        )
+    }
+)
+
+
 def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool) -> EightBitTile:
-    """By measurement on an H200 (`python -m quire.kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
-    rows = next((rows for rows in (16, 32, 64) if tokens <= rows), 128)
-    if not grouped and tokens <= 128:
-        rows = min(rows, 64)
-    columns = 128 if grouped and rows == 64 else 64
-    programs = triton.cdiv(out_features, columns) * triton.cdiv(tokens, rows)
-    worth = 4096 if grouped else 8192  # columns of a part
+    tuning = TUNING.here
+    tiles, part = (tuning.grouped, tuning.grouped_part) if grouped else (tuning.by_row, tuning.by_row_part)
+    tile = next(tile for most, tile in tiles.items() if tokens <= most)
+    programs = triton.cdiv(out_features, tile.columns) * triton.cdiv(tokens, tile.rows)
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < MULTIPROCESSORS and in_features >= worth * splits:
+    while splits < tuning.most_splits and programs * splits < tuning.multiprocessors and in_features >= part * splits:
         splits *= 2
-    if rows == 16 and not grouped:
-        return EightBitTile(rows, columns, splits, width=2 * GROUP, stages=4)
-    return EightBitTile(rows, columns, splits, width=GROUP, stages=4 if grouped else 6)
+    return tile if splits == 1 else replace(tile, splits=splits)
 
 
 def eight_bit_linear(x: torch.Tensor, weight: EightBitWeight, shape: EightBitTile | None = None) -> torch.Tensor:
@@ -219,14 +252,10 @@ def _goes_to_library(x: torch.Tensor, weight: EightBitWeight) -> bool:
     if in_features % 16 or out_features % 16:
         return False
     tiles = triton.cdiv(out_features, 64) * triton.cdiv(tokens, 128)
-    if tokens <= 64 or (tiles <= MULTIPROCESSORS and not weight.is_grouped):
+    tuning = TUNING.here
+    if tokens <= tuning.most_rows or (tiles <= tuning.multiprocessors and not weight.is_grouped):
         return False
-    return _capability(x.device) >= LIBRARY_CAPABILITY
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return HAS_SCALED_PRODUCTS.here
 
 
 def by_library(codes: torch.Tensor, scales: torch.Tensor, weight: EightBitWeight) -> torch.Tensor:

@@ -7,24 +7,25 @@ registers, so that widened codes never go through shared memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
 from quire.kernels.triton.quantization.packed_many_rows import many_rows_takes, packed_many_rows
-from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
+from quire.kernels.triton.quantization.packed_weight import (
+    PackedWeight,
+    as_stored,
+    empty_weight,
+    how_codes_are_read,
+    projections,
+)
 from quire.kernels.triton.quantization.split_sums import add_splits
 from quire.kernels.triton.quantization.warp_groups import multiply_in_warp_groups
 
-ROWS = (16, 32, 64, 128)  # of a tile, at most
-COLUMNS = 64
-ENOUGH_PROGRAMS = 256
-MOST_SPLITS = 8
-FEW_ROWS = 64  # above, the matrix units are what bounds, and no longer what memory gives
-# Above these (of what warp_groups.py leaves) a widened copy and cuBLAS pay, which write and read 2 bytes an element
-# beside that product.
-MOST_ROWS, MOST_TILED_ROWS = 287, 512  # tiled: by packed_many_rows.py
 # The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
 PAIRS_FLOAT16 = tl.constexpr("""{
 .reg .b32 a, b;
@@ -186,13 +187,59 @@ class PackedTile:
     warps: int
 
 
+@dataclass(frozen=True)
+class PackedTuning:
+    """How products with weights of 4 bits are cut up, and which kernel computes them."""
+
+    rows: tuple[int, ...]  # of a tile, at most; smallest first
+    columns: int
+    enough_programs: int  # that fill the GPU: below, sums are split
+    most_splits: int
+    least_part: int  # of a weight's row that is split
+    stages: int
+    few_stages: int  # of a tile with the fewest rows
+    warps: int
+    few_rows: int  # above, the matrix units are what bounds, and no longer what memory gives
+    # Above these (of what warp_groups.py leaves) a widened copy and cuBLAS pay, which write and read 2 bytes an element
+    # beside that product.
+    most_rows: int
+    most_tiled_rows: int  # of packed_many_rows.py
+    widened_columns: int  # of a program that widens
+
+
+TUNING = ByCapability(
+    {
+        SM90: PackedTuning(
+            rows=(16, 32, 64, 128),
+            columns=64,
+            enough_programs=256,
+            most_splits=8,
+            least_part=512,
+            stages=4,
+            few_stages=5,
+            warps=4,
+            few_rows=64,
+            most_rows=287,
+            most_tiled_rows=512,
+            widened_columns=32,
+        )
+    }
+)
+
+
 def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
-    rows = next((rows for rows in ROWS if tokens <= rows), ROWS[-1])
-    programs = triton.cdiv(out_features, COLUMNS) * triton.cdiv(tokens, rows)
+    tuning = TUNING.here
+    rows = next((rows for rows in tuning.rows if tokens <= rows), tuning.rows[-1])
+    programs = triton.cdiv(out_features, tuning.columns) * triton.cdiv(tokens, rows)
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < ENOUGH_PROGRAMS and in_features >= 512 * splits:
+    while (
+        splits < tuning.most_splits
+        and programs * splits < tuning.enough_programs
+        and in_features >= tuning.least_part * splits
+    ):
         splits *= 2
-    return PackedTile(rows=rows, columns=COLUMNS, splits=splits, stages=5 if rows == ROWS[0] else 4, warps=4)
+    stages = tuning.few_stages if rows == tuning.rows[0] else tuning.stages
+    return PackedTile(rows=rows, columns=tuning.columns, splits=splits, stages=stages, warps=tuning.warps)
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | None = None) -> torch.Tensor:
@@ -201,11 +248,12 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
     out_features = weight.codes.size(0)
     if not tokens:
         return x.new_empty((0, out_features))
-    if tokens > FEW_ROWS and shape is None:
+    tuning = TUNING.here
+    if tokens > tuning.few_rows and shape is None:
         if (out := multiply_in_warp_groups(x, weight)) is not None:
             return out
         tiled = many_rows_takes(weight)
-        if tokens > (MOST_TILED_ROWS if tiled else MOST_ROWS):
+        if tokens > (tuning.most_tiled_rows if tiled else tuning.most_rows):
             return torch.nn.functional.linear(as_stored(x, weight), widened(weight, x.dtype), weight.bias)
         if tiled:
             return packed_many_rows(x, weight)
@@ -243,7 +291,8 @@ def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """[out_features, in_features], columns as they are stored"""
     out_features, in_features = weight.codes.size(0), weight.in_features
     out = torch.empty((out_features, in_features), dtype=dtype, device=weight.codes.device)
-    _widen[(triton.cdiv(out_features, 32), in_features // weight.span)](
+    columns = TUNING.here.widened_columns
+    _widen[(triton.cdiv(out_features, columns), in_features // weight.span)](
         weight.codes,
         weight.scales,
         weight.zeros,
@@ -253,6 +302,20 @@ def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
         OUT=out_features,
         **how_codes_are_read(weight, dtype),
         BITS=weight.bits,
-        COLUMNS=32,
+        COLUMNS=columns,
     )
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.packed is None or shape.batch_invariant:
+        return
+
+    def multiply(rows: int, in_features: int, out_features: int) -> None:
+        packed_linear(shape.empty(rows, in_features), empty_weight(shape, in_features, out_features))
+
+    tuning = TUNING.here
+    for in_features, out_features, *_ in projections(shape):
+        for rows in sorted({*tuning.rows, tuning.most_rows, tuning.most_tiled_rows}, reverse=True):
+            yield partial(multiply, rows, in_features, out_features)
+        yield partial(widened, empty_weight(shape, in_features, out_features), shape.torch_dtype)

@@ -1,7 +1,7 @@
 """Activations of 16 bits times weights of 4, where there are many rows: the matrix units are what has to be kept busy.
 
 Codes are widened, less their zeros and times their scales, in registers, which are the first operand of a Hopper's
-matrix instructions; activations come by the copy engine. `python -m quire.kernels.bench.gpu packed_rows` says where it
+matrix instructions; activations come by the copy engine. `python -m tools.bench.kernels.gpu packed_rows` says where it
 pays.
 """
 
@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from quire.kernels.triton.quantization.split_sums import add_splits
 
-COLUMNS = 64
-LONGEST_STEP = 64  # bytes of codes
 LEAST_SPAN = 64  # shorter ones are too short for a step
 # The halves of four bytes, less their zeros, times their scales; all in pairs.
 SCALED_BFLOAT16 = tl.constexpr("""{
@@ -149,24 +148,53 @@ class ManyRowsTile:
     stages: int = 3
 
 
-LONG_ROWS, ROWS = 256, 128  # of a tile: an H200's multiprocessor has room for one of 256 at a time, or two of 128
-ENOUGH_LONG_TILES = 90
-PROCESSORS = 132
-LEAST_PART = 3072  # of a weight's row, where every multiprocessor has something to do already
-MOST_SPLITS = 4
+@dataclass(frozen=True)
+class ManyRowsTuning:
+    """How products of many rows are cut up."""
+
+    rows: int  # of a tile
+    long_rows: int  # of a tile, where there are `enough_long_tiles` of that
+    enough_long_tiles: int
+    columns: int  # of the weight's rows
+    longest_step: int  # bytes of codes
+    processors: int
+    least_part: int  # of a weight's row, where every multiprocessor has something to do already
+    most_splits: int
+    stages: int
+    warps: int
+
+
+# An H200's multiprocessor has room for one tile of 256 rows at a time, or two of 128.
+TUNING = ByCapability(
+    {
+        SM90: ManyRowsTuning(
+            rows=128,
+            long_rows=256,
+            enough_long_tiles=90,
+            columns=64,
+            longest_step=64,
+            processors=132,
+            least_part=3072,
+            most_splits=4,
+            stages=3,
+            warps=4,
+        )
+    }
+)
 
 
 def tile_for(tokens: int, in_features: int, out_features: int) -> ManyRowsTile:
-    across = triton.cdiv(out_features, COLUMNS)
-    is_long = tokens > ROWS and triton.cdiv(tokens, LONG_ROWS) * across >= ENOUGH_LONG_TILES
-    rows = LONG_ROWS if is_long else ROWS
+    tuning = TUNING.here
+    across = triton.cdiv(out_features, tuning.columns)
+    is_long = tokens > tuning.rows and triton.cdiv(tokens, tuning.long_rows) * across >= tuning.enough_long_tiles
+    rows = tuning.long_rows if is_long else tuning.rows
     programs, splits = triton.cdiv(tokens, rows) * across, 1
-    while splits < MOST_SPLITS and (
-        2 * splits * programs <= PROCESSORS
-        or (splits * programs < 2 * PROCESSORS - 8 and in_features >= 2 * splits * LEAST_PART)
+    while splits < tuning.most_splits and (
+        2 * splits * programs <= tuning.processors
+        or (splits * programs < 2 * tuning.processors - 8 and in_features >= 2 * splits * tuning.least_part)
     ):
         splits *= 2
-    return ManyRowsTile(rows, splits)
+    return ManyRowsTile(rows, splits, tuning.stages)
 
 
 def many_rows_takes(weight: PackedWeight) -> bool:
@@ -178,12 +206,12 @@ def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile |
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
-    tile = tile or tile_for(tokens, in_features, out_features)
-    step = min(LONGEST_STEP, weight.span // 2)
+    tile, tuning = tile or tile_for(tokens, in_features, out_features), TUNING.here
+    step = min(tuning.longest_step, weight.span // 2)
     whole = tile.splits == 1
     out = x.new_empty((tokens, out_features))
     to = out if whole else x.new_empty((tile.splits, tokens, out_features), dtype=torch.float32)
-    grid = (triton.cdiv(out_features, COLUMNS), triton.cdiv(tokens, tile.rows), tile.splits)
+    grid = (triton.cdiv(out_features, tuning.columns), triton.cdiv(tokens, tile.rows), tile.splits)
     _packed_many_rows[grid](
         TensorDescriptor.from_tensor(x, [tile.rows, step]),
         weight.codes,
@@ -197,11 +225,11 @@ def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile |
         **how_codes_are_read(weight, x.dtype),
         SPLITS=tile.splits,
         ROWS=tile.rows,
-        COLUMNS=COLUMNS,
+        COLUMNS=tuning.columns,
         STEP=step,
         STAGES=tile.stages,
         DTYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16,
-        num_warps=4,
+        num_warps=tuning.warps,
     )
     if not whole:
         add_splits(to, out, bias=weight.bias)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import triton
 
 from quire.kernels.reference.quantized_linear import QuantizedWeight
+from quire.kernels.triton.precompile.shapes import ModelShape
 
 SPANS = (
     128,
@@ -92,3 +94,22 @@ def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, ob
 def as_stored(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """Columns in the order of those of the codes."""
     return x if weight.order is None else x.index_select(1, weight.order)
+
+
+def projections(shape: ModelShape) -> Iterator[tuple[int, int, bool, bool]]:
+    """Yields in_features, out_features, is_gated and adds_to_residual of a layer's products."""
+    if not shape.experts:
+        yield shape.hidden_size, 2 * shape.intermediate_size, True, False
+        yield shape.intermediate_size, shape.hidden_size, False, True
+    yield shape.hidden_size, shape.qkv_size, False, False
+    yield shape.q_size, shape.hidden_size, False, True
+
+
+def empty_weight(shape: ModelShape, in_features: int, out_features: int) -> PackedWeight:
+    """Weight without memory, of 4 bits."""
+    assert shape.packed is not None
+    group, zero = shape.packed.group_size or in_features, shape.packed.zero
+    scales = shape.empty(in_features // group, out_features, dtype=torch.float32)
+    codes = shape.empty(out_features, in_features // 2, dtype=torch.uint8)
+    span, zeros = span_of(in_features, group), scales if zero is None else None
+    return PackedWeight(codes, scales, zeros, zero or 0.0, group, 4, span, None, None, None)

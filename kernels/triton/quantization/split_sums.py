@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024
+from quire.kernels.capability import SM90, ByCapability
+
+
+@dataclass(frozen=True)
+class SplitSumsTuning:
+    block: int  # elements a program
+
+
+TUNING = ByCapability({SM90: SplitSumsTuning(block=1024)})
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -46,6 +56,7 @@ def add_splits(
     splits, rows, columns = parts.shape
     count = rows * columns
     by_row, by_column = scales or (None, None)
-    _add_splits[(triton.cdiv(count, BLOCK),)](
-        parts, by_row, by_column, bias, out, count, OUT=columns, SPLITS=splits, BLOCK=BLOCK
+    block = TUNING.here.block
+    _add_splits[(triton.cdiv(count, block),)](
+        parts, by_row, by_column, bias, out, count, OUT=columns, SPLITS=splits, BLOCK=block
     )

@@ -10,16 +10,19 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from triton import cdiv
 
-from quire.kernels.triton.quantization.packed_weight import PackedWeight
+from quire.kernels.capability import SM80, SM90, SM100, ByCapability
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, empty_weight, projections
 
 Kernel = Callable[..., torch.Tensor]
 log = logging.getLogger(__name__)
 
-HOPPER = (9, 0)
+HAS_KERNEL = ByCapability({SM80: False, SM90: True, SM100: False})  # packed_warp_groups.py
 SPAN = 128  # columns of a step
 COLUMNS = 128  # of a weight's rows, a tile's
 ALIGNED = 8  # out_features: the copy engine writes rows that begin at 16 bytes
@@ -138,9 +141,24 @@ def multiprocessors_of(device: torch.device) -> int:
 
 @functools.cache
 def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) == HOPPER
+    return HAS_KERNEL.of(torch.cuda.get_device_capability(index))
 
 
 @functools.cache
 def _multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.packed is None or shape.batch_invariant or not HAS_KERNEL.here:
+        return
+
+    def multiply(rows: int, weight: PackedWeight) -> None:
+        if (kernel := kernel_of_warp_groups()) is not None:
+            kernel(shape.empty(rows, weight.in_features), weight, WarpGroupsCut(rows, 1, whole=0))
+
+    for in_features, out_features, *_ in projections(shape):
+        weight = empty_weight(shape, in_features, out_features)
+        if warp_groups_take(weight):
+            for rows in ROWS:
+                yield partial(multiply, rows, weight)

@@ -8,16 +8,27 @@ from two that are inverted, B - B C B with C what lies between them. So nothing 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.state_pages import StatePages
 
-CHUNK, VALUES = 32, 32  # not measured yet
-DECODE_VALUES = 32
 LENGTH_EPS = tl.constexpr(1e-6)
 LEAST_DOT = 16  # sides of matrices
+
+
+@dataclass(frozen=True)
+class DeltaRuleTuning:
+    chunk: int  # tokens of a prompt at a time
+    values: int  # of a head, a program, in a prompt
+    decode_values: int
+
+
+TUNING = ByCapability({SM90: DeltaRuleTuning(chunk=32, values=32, decode_values=32)})  # not measured yet
 
 
 @triton.jit
@@ -277,7 +288,7 @@ def scan(
         "DELTA": strength is not None,
     }
     if query_start is None:
-        values = min(DECODE_VALUES, triton.next_power_of_2(value_dim))
+        values = min(TUNING.here.decode_values, triton.next_power_of_2(value_dim))
         _decodes[(num_rows, heads, triton.cdiv(value_dim, values))](
             *given,
             *where,
@@ -289,7 +300,7 @@ def scan(
             VALUES=values,
         )
         return out
-    values = max(LEAST_DOT, min(VALUES, triton.next_power_of_2(value_dim)))
+    values = max(LEAST_DOT, min(TUNING.here.values, triton.next_power_of_2(value_dim)))
     _prompts[(num_rows, heads, triton.cdiv(value_dim, values))](
         *given,
         *where,
@@ -300,7 +311,7 @@ def scan(
         **sizes,
         KEYS=max(LEAST_DOT, triton.next_power_of_2(key_dim)),
         VALUES=values,
-        CHUNK=CHUNK,
+        CHUNK=TUNING.here.chunk,
         PRECISION="tf32x3",  # a state is a sum over the whole past
     )
     return out

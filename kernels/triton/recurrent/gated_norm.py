@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-HEADS = 8
+from quire.kernels.capability import SM90, ByCapability
+
+
+@dataclass(frozen=True)
+class GatedNormTuning:
+    heads: int  # a program
+
+
+TUNING = ByCapability({SM90: GatedNormTuning(heads=8)})
 
 
 @triton.jit
@@ -41,7 +51,7 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     num_tokens, num_heads, size = x.shape
     out = torch.empty((num_tokens, num_heads * size), dtype=x.dtype, device=x.device)
     if num_tokens:
-        heads = min(HEADS, triton.next_power_of_2(num_heads))
+        heads = min(TUNING.here.heads, triton.next_power_of_2(num_heads))
         _gated_norm[(num_tokens, triton.cdiv(num_heads, heads))](
             x,
             gate,

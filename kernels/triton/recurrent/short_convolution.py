@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.state_pages import StatePages
 
-TOKENS, CHANNELS = 16, 256  # of a tile; not measured yet
-DECODE_CHANNELS = 512
+
+@dataclass(frozen=True)
+class ConvolutionTuning:
+    tokens: int  # of a tile
+    channels: int
+    decode_channels: int
+
+
+TUNING = ByCapability({SM90: ConvolutionTuning(tokens=16, channels=256, decode_channels=512)})  # not measured yet
 
 
 @triton.jit
@@ -104,7 +114,9 @@ def short_convolution(
     num_rows, decode = block_tables.size(0), query_start is None
     if not num_tokens or not num_rows:
         return out
-    channels = min(DECODE_CHANNELS if decode else CHANNELS, triton.next_power_of_2(num_channels))
+    tuning = TUNING.here
+    most = tuning.decode_channels if decode else tuning.channels
+    channels = min(most, triton.next_power_of_2(num_channels))
     _convolve[(num_rows, triton.cdiv(num_channels, channels))](
         x,
         x.stride(0),
@@ -121,7 +133,7 @@ def short_convolution(
         block_size,
         WIDTH=pages.shape.conv_width,
         KEPT=triton.next_power_of_2(pages.shape.conv_width - 1),
-        TOKENS=1 if decode else TOKENS,
+        TOKENS=1 if decode else tuning.tokens,
         CHANNELS=channels,
         DECODE=decode,
         BIASED=bias is not None,

@@ -14,8 +14,6 @@ import triton.language as tl
 from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf
 from quire.kernels.triton.sampling.noise import gumbel_noise, noise_bound, row_keys
 
-LEAST_ROWS = 32  # for fewer, one after the other costs more than all at once
-
 
 @triton.jit
 def _bounds_of_part(
@@ -89,7 +87,7 @@ def _best_within_bounds(
 
 
 def sample_bounded(
-    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, part: int
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, part: int, warps: int
 ) -> torch.Tensor:
     """quire.kernels.reference.sample without filters, `part` tokens at a time."""
     rows, vocab_size = logits.shape
@@ -97,9 +95,9 @@ def sample_bounded(
     bounds, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     inputs = logits, temperature, seeds, positions, bounds, tops
-    _bounds_of_part[(num_parts, rows)](*inputs, vocab_size, logits.stride(0), PART=part, num_warps=8)
+    _bounds_of_part[(num_parts, rows)](*inputs, vocab_size, logits.stride(0), PART=part, num_warps=warps)
     parts = max(triton.next_power_of_2(num_parts), 2)
     _best_within_bounds[(rows,)](
-        *inputs, out, vocab_size, logits.stride(0), num_parts, PART=part, PARTS=parts, num_warps=8
+        *inputs, out, vocab_size, logits.stride(0), num_parts, PART=part, PARTS=parts, num_warps=warps
     )
     return out

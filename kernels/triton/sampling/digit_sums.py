@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from quire.kernels.reference.sampling.digit_sums import DIGIT_BITS, DIGITS, UNIT
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats, longs
 from quire.kernels.triton.sampling.filtered_sampling import ordered_bits
-
-BLOCK = 4096  # tokens a program, as in sampling.py
+from quire.kernels.triton.sampling.sampling import TUNING
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -51,7 +51,8 @@ def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Ten
     dtype = torch.int32 if tops is None else torch.int64
     sums = torch.zeros((rows, DIGITS), dtype=dtype, device=values.device)
     if rows:
-        _digit_sums[(triton.cdiv(size, BLOCK), rows)](
+        tuning = TUNING.here
+        _digit_sums[(triton.cdiv(size, tuning.part), rows)](
             values,
             tops,
             known,
@@ -60,9 +61,17 @@ def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Ten
             values.stride(0),
             shift,
             UNIT=UNIT,
-            BLOCK=BLOCK,
+            BLOCK=tuning.part,
             DIGITS=DIGITS,
             DIGIT_BITS=DIGIT_BITS,
-            num_warps=8,
+            num_warps=tuning.warps,
         )
     return sums
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.is_whole or shape.batch_invariant:
+        return
+    values, known = floats(ROWS, shape.vocab_size), longs(ROWS, 1)
+    yield lambda: digit_sums(values, None, known, 24)
+    yield lambda: digit_sums(values, floats(ROWS, 1), known, 24)

@@ -11,15 +11,27 @@ the same pass. The noise being a function of the token, this gives the very toke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats, ints, longs
 from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
-BLOCK = 8192  # tokens in registers at a time
 DIGIT_BITS = 8
 LEFT_OUT = float("-inf")
+
+
+@dataclass(frozen=True)
+class FilteredTuning:
+    block: int  # tokens in registers at a time
+    warps: int
+
+
+TUNING = ByCapability({SM90: FilteredTuning(block=8192, warps=16)})
 
 
 @triton.jit
@@ -181,8 +193,16 @@ def sample_filtered(
             out,
             vocab_size,
             logits.stride(0),
-            BLOCK=BLOCK,
+            BLOCK=TUNING.here.block,
             DIGIT_BITS=DIGIT_BITS,
-            num_warps=16,
+            num_warps=TUNING.here.warps,
         )
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.is_whole or shape.batch_invariant:
+        return
+    rows = shape.max_num_seqs
+    filters = floats(rows), ints(rows), floats(rows), floats(rows)
+    yield lambda: sample_filtered(shape.empty(rows, shape.vocab_size), *filters, longs(rows), ints(rows))

@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats, ints, longs
 from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf
 from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
+from quire.kernels.triton.sampling.sampling import TUNING
 
-BLOCK = 4096  # tokens a program, as in sampling.py
 FIELDS = 3
 
 
@@ -90,7 +91,8 @@ def best_of_part(
 ) -> torch.Tensor:
     assert logits.stride(1) == 1
     rows, size = logits.shape
-    num_blocks = triton.cdiv(size, BLOCK)
+    tuning = TUNING.here
+    num_blocks = triton.cdiv(size, tuning.part)
     out = torch.empty((rows, FIELDS), dtype=torch.int32, device=logits.device)
     if not rows:
         return out
@@ -107,8 +109,8 @@ def best_of_part(
         size,
         logits.stride(0),
         first,
-        BLOCK=BLOCK,
-        num_warps=8,
+        BLOCK=tuning.part,
+        num_warps=tuning.warps,
     )
     blocks = max(triton.next_power_of_2(num_blocks), 2)
     _best_of_blocks[(rows,)](scores, tokens, tops, out, num_blocks, BLOCKS=blocks, FIELDS=FIELDS, num_warps=1)
@@ -123,3 +125,21 @@ def best_of_parts(found: torch.Tensor) -> torch.Tensor:
         parts = max(triton.next_power_of_2(num_parts), 2)
         _best_of_parts[(rows,)](found, out, rows, num_parts, PARTS=parts, FIELDS=FIELDS, num_warps=1)
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.is_whole:
+        return
+
+    def choose(logits: torch.Tensor, temperature: torch.Tensor | None) -> None:
+        rows = logits.size(0)
+        best_of_part(logits, temperature, longs(rows), ints(rows), 0)
+
+    if shape.batch_invariant:
+        yield lambda: choose(shape.empty(2, shape.vocab_size), None)
+        return
+    logits = shape.empty(ROWS, shape.vocab_size)
+    yield lambda: choose(logits, floats(ROWS))
+    yield lambda: choose(logits, None)
+    yield lambda: choose(floats(ROWS, shape.vocab_size), floats(ROWS))  # filters leave float32
+    yield lambda: best_of_parts(ints(2, ROWS, FIELDS))

@@ -6,15 +6,31 @@ Logits may be 16-bit too: they are read as they are and computed with in float32
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.sampling import bounded_sampling
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats, ints, longs
+from quire.kernels.triton.sampling.bounded_sampling import sample_bounded
 from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf, sample_filtered
 from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
-PART = 4096  # tokens a program: a row of 152k keeps 38 of the H200's 132 processors busy
+
+@dataclass(frozen=True)
+class SamplingTuning:
+    """How rows are cut up, here and in part_sampling.py, digit_sums.py and bounded_sampling.py."""
+
+    part: int  # tokens a program
+    warps: int
+    least_bounded_rows: int  # for fewer, one after the other costs more than all at once
+
+
+# A row of 152k tokens keeps 38 of an H200's 132 processors busy.
+TUNING = ByCapability({SM90: SamplingTuning(part=4096, warps=8, least_bounded_rows=32)})
 
 
 @triton.jit
@@ -77,12 +93,13 @@ def sample(
     if temperature is not None and not (top_k is None and top_p is None and min_p is None):
         return sample_filtered(logits, temperature, top_k, top_p, min_p, seeds, positions)
     rows, vocab_size = logits.shape
-    num_parts = triton.cdiv(vocab_size, PART)
+    tuning = TUNING.here
+    num_parts = triton.cdiv(vocab_size, tuning.part)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
-    if temperature is not None and rows >= bounded_sampling.LEAST_ROWS:
-        return bounded_sampling.sample_bounded(logits, temperature, seeds, positions, PART)
+    if temperature is not None and rows >= tuning.least_bounded_rows:
+        return sample_bounded(logits, temperature, seeds, positions, tuning.part, tuning.warps)
     scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))
     tokens = torch.empty((rows, num_parts), dtype=torch.int32, device=logits.device)
     _best_of_part[(num_parts, rows)](
@@ -95,10 +112,22 @@ def sample(
         tops,
         vocab_size,
         logits.stride(0),
-        PART=PART,
-        num_warps=8,
+        PART=tuning.part,
+        num_warps=tuning.warps,
     )
     _best_of_row[(rows,)](
         scores, tokens, tops, out, num_parts, PARTS=max(triton.next_power_of_2(num_parts), 2), num_warps=1
     )
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.is_whole or shape.batch_invariant:
+        return
+
+    def choose(rows: int, temperature: torch.Tensor | None) -> None:
+        sample(shape.empty(rows, shape.vocab_size), temperature, None, None, None, longs(rows), ints(rows))
+
+    yield partial(choose, shape.max_num_seqs, floats(shape.max_num_seqs))
+    yield partial(choose, 8, floats(8))
+    yield partial(choose, 8, None)

@@ -5,9 +5,13 @@ Masks may lie in pinned memory of the host, which then is read once, word by wor
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
+
+from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats, ints, longs
 
 PART = 128  # words a program
 BITS = 32
@@ -61,3 +65,11 @@ def mask_logits(
     _mask_logits[grid](
         logits, rows, masks, places, size, logits.stride(0), num_words, first, first_word, PART=PART, BITS=BITS
     )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    full, half = floats(ROWS, shape.vocab_size), shape.empty(ROWS, shape.vocab_size)
+    words, ids = ints(ROWS, triton.cdiv(shape.vocab_size, BITS)), longs(ROWS)
+    for chosen in (None, ids):
+        for masked, places in ((full, None), (full, ids), (half, ids)):
+            yield partial(mask_logits, masked, chosen, words, places)

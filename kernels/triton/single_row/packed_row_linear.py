@@ -7,16 +7,27 @@ from the sum, as often as x says. On an H100 a row of 14,336 x 4,096 takes 19.5 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
-from quire.kernels.triton.quantization.packed_weight import PackedWeight
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
+from quire.kernels.triton.quantization.packed_weight import PackedWeight, empty_weight, projections
 
-ROWS = 4  # of the weight, a program (of each half, if gated)
-MOST_QUADS = 64  # of four words, at a time: 16 bytes, 32 codes
-WARPS = 2
+
+@dataclass(frozen=True)
+class PackedRowTuning:
+    rows: int  # of the weight, a program (of each half, if gated)
+    most_quads: int  # of four words, at a time: 16 bytes, 32 codes
+    warps: int
+
+
+TUNING = ByCapability({SM90: PackedRowTuning(rows=4, most_quads=64, warps=2)})
 
 
 @triton.jit
@@ -170,10 +181,10 @@ def packed_row_linear(
     assert weight.table is None
     norm_weight, eps = norm
     out_features = weight.codes.size(0) // (2 if gated else 1)
-    quads = weight.in_features // 32
-    at_a_time = min(MOST_QUADS, quads & -quads)
+    quads, tuning = weight.in_features // 32, TUNING.here
+    at_a_time = min(tuning.most_quads, quads & -quads)
     launch = {"launch_pdl": True} if pdl else {}
-    _packed_row_linear[(triton.cdiv(out_features, ROWS),)](
+    _packed_row_linear[(triton.cdiv(out_features, tuning.rows),)](
         x,
         weight.codes.view(torch.int32),
         weight.scales,
@@ -188,12 +199,26 @@ def packed_row_linear(
         GROUP=weight.group_size,
         SPAN=weight.span,
         ZERO=weight.zero if weight.zeros is None else 0.0,
-        ROWS=ROWS,
+        ROWS=tuning.rows,
         QUADS=at_a_time,
         NORM=norm_weight is not None,
         GATED=gated,
         ADD=adds,
         PDL=pdl,
-        num_warps=WARPS,
+        num_warps=tuning.warps,
         **launch,
     )
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.packed is None or not shape.runs_single_rows:
+        return
+
+    def multiply(in_features: int, out_features: int, gated: bool, adds: bool) -> None:
+        norm = (None, 0.0) if adds else (shape.empty(in_features), 1e-6)
+        weight = empty_weight(shape, in_features, out_features)
+        out = shape.empty(1, out_features // (2 if gated else 1))
+        packed_row_linear(shape.empty(1, in_features), weight, norm, out, gated=gated, adds=adds, pdl=HAS_PDL.here)
+
+    for in_features, out_features, gated, leaves in projections(shape):
+        yield partial(multiply, in_features, out_features, gated, leaves and shape.is_whole)

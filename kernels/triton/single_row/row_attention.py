@@ -7,10 +7,13 @@ decode_attention, split as finely as it goes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.attention.attention_tile import (
     LOG2_E,
     MIN_DOT,
@@ -22,10 +25,19 @@ from quire.kernels.triton.attention.attention_tile import (
     to_cache,
 )
 from quire.kernels.triton.attention.combine import combine
-from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
-SPLITS = 16  # with 8 kv heads 128 programs: one tile each up to 1024 positions
-TILE = 64
+
+@dataclass(frozen=True)
+class RowAttentionTuning:
+    splits: int  # of a row's keys
+    keys: int  # positions of a tile
+    warps: int
+
+
+# 16 splits are 128 programs with 8 kv heads: one tile each up to 1024 positions.
+TUNING = ByCapability({SM90: RowAttentionTuning(splits=16, keys=64, warps=4)})
 
 
 @triton.jit
@@ -175,12 +187,12 @@ def row_attention(
 ) -> torch.Tensor:
     """qk_norm_rope_store and paged_attention of rows at position seq_lens - 1, [num_seqs, num_q_heads * head_dim]."""
     num_seqs, (_, block_size, kv_heads, head_dim) = qkv.size(0), k_cache.shape
-    queries = num_seqs * num_q_heads
-    parts = torch.empty((queries, SPLITS, head_dim), dtype=torch.float32, device=qkv.device)
-    logs = torch.empty((queries, SPLITS), dtype=torch.float32, device=qkv.device)
+    queries, tuning = num_seqs * num_q_heads, TUNING.here
+    parts = torch.empty((queries, tuning.splits, head_dim), dtype=torch.float32, device=qkv.device)
+    logs = torch.empty((queries, tuning.splits), dtype=torch.float32, device=qkv.device)
     out = torch.empty((num_seqs, num_q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     launch = {"launch_pdl": True} if pdl else {}
-    _row_attention[(kv_heads, SPLITS, num_seqs)](
+    _row_attention[(kv_heads, tuning.splits, num_seqs)](
         qkv,
         q_weight,
         k_weight,
@@ -196,17 +208,17 @@ def row_attention(
         scale * LOG2_E,
         block_tables.stride(0),
         sliding_window,
-        SPLITS,
+        tuning.splits,
         Q_HEADS=num_q_heads,
         KV_HEADS=kv_heads,
         GROUP_WIDTH=max(triton.next_power_of_2(num_q_heads // kv_heads), MIN_DOT),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        TILE=TILE,
+        TILE=tuning.keys,
         PRECISION=dot_precision(qkv.element_size()),
         NORM=q_weight is not None,
         PDL=pdl,
-        num_warps=4,
+        num_warps=tuning.warps,
         **launch,
     )
     combine(parts, logs, out.view(queries, head_dim), pdl=pdl)
@@ -216,3 +228,11 @@ def row_attention(
 def row_attention_takes(head_dim: int) -> bool:
     """Both halves of a head are operands of matrix instructions."""
     return head_dim >= 2 * MIN_DOT and head_dim == triton.next_power_of_2(head_dim)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.single_row or not shape.attends_in_pages:
+        return
+    norm, qkv, table = shape.head_norm(), shape.empty(1, shape.qkv_size), (ints(1, TABLE_WIDTH), ints(1))
+    step = norm, norm, 1e-6, shape.cos_sin(), ints(1), *shape.caches(), *table, shape.num_q_heads, shape.scale, 0
+    yield lambda: row_attention(qkv, *step, pdl=HAS_PDL.here)

@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.routing import Routing
 from quire.kernels.triton.moe.expert_layers import StackedExperts
 from quire.kernels.triton.moe.grouped_linear import activate
 from quire.kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
-from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape, longs
 from quire.kernels.triton.single_row.row_linear import RowNorm
-
-CHUNK = 1024  # elements of a weight's row at a time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,15 @@ class RowExpertsTile:
     down: int
 
 
-ROW = RowExpertsTile(up=8, down=4)  # of nine tried on an H200: 37 us where 4 and 2 take over 42
+@dataclass(frozen=True)
+class RowExpertsTuning:
+    tile: RowExpertsTile
+    chunk: int  # elements of a weight's row at a time
+    warps: int
+
+
+# The best of nine tiles tried on an H200: 37 us where 4 and 2 rows take over 42.
+TUNING = ByCapability({SM90: RowExpertsTuning(RowExpertsTile(up=8, down=4), chunk=1024, warps=4)})
 
 
 @triton.jit
@@ -190,17 +198,29 @@ def row_experts(
     hidden_size], in place."""
     assert packed.gate_up_bias is None
     assert packed.down_bias is None
-    shape, (_, hidden_size, size) = shape or ROW, packed.down.shape
+    tuning, (_, hidden_size, size) = TUNING.here, packed.down.shape
+    shape = shape or tuning.tile
     chosen = constants(routing, packed.down.size(0))
     launch = {"launch_pdl": True} if pdl else {}
     gated = torch.empty((routing.top_k, size), dtype=residual.dtype, device=residual.device)
     _row_experts_up[(triton.cdiv(size, shape.up), routing.top_k)](
         residual, norm.weight, logits, packed.gate_up, gated, load, norm.eps, routing.scale,
-        IN=hidden_size, OUT=size, ROWS=shape.up, CHUNK=min(CHUNK, triton.next_power_of_2(hidden_size)), PDL=pdl,
-        LIMIT=packed.gate.limit, ALPHA=packed.gate.alpha, **chosen, num_warps=4, **launch,
+        IN=hidden_size, OUT=size, ROWS=shape.up, CHUNK=min(tuning.chunk, triton.next_power_of_2(hidden_size)), PDL=pdl,
+        LIMIT=packed.gate.limit, ALPHA=packed.gate.alpha, **chosen, num_warps=tuning.warps, **launch,
     )  # fmt: skip
     _row_experts_down[(triton.cdiv(hidden_size, shape.down),)](
         gated, logits, packed.down, residual, routing.scale,
-        IN=size, OUT=hidden_size, ROWS=shape.down, CHUNK=min(CHUNK, triton.next_power_of_2(size)), PDL=pdl,
-        **chosen, num_warps=4, **launch,
+        IN=size, OUT=hidden_size, ROWS=shape.down, CHUNK=min(tuning.chunk, triton.next_power_of_2(size)), PDL=pdl,
+        **chosen, num_warps=tuning.warps, **launch,
     )  # fmt: skip
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    experts = shape.experts
+    if experts is None or not experts.single_row or not shape.runs_single_rows:
+        return
+    count, size, hidden = experts.num_experts, experts.intermediate_size, shape.hidden_size
+    gate_up, down = shape.empty(count, 2 * size, hidden), shape.empty(count, hidden, size)
+    packed, norm = StackedExperts(gate_up, down, None, None, experts.gate), RowNorm(shape.empty(hidden), 1e-6)
+    row, logits, load = shape.empty(1, hidden), shape.empty(1, count), longs(count)
+    yield lambda: row_experts(row, norm, logits, experts.routing, packed, load, pdl=HAS_PDL.here)

@@ -6,22 +6,24 @@ before it waits for the kernel before it (pdl.py), so that memory never rests be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.reference.linear import LinearWeight
-from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
 from quire.kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
 from quire.kernels.triton.quantization.packed_weight import PackedWeight
 from quire.kernels.triton.single_row.packed_row_linear import packed_row_linear
 from quire.kernels.triton.single_row.row_narrow import Narrow, RowNorm, chunk_of, narrow_of_row, row_narrow
 
 __all__ = ["RowNorm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
-
-LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
 
 
 @triton.jit
@@ -232,21 +234,71 @@ def row_linear_takes(in_features: int) -> bool:
     return in_features % 256 == 0
 
 
+@dataclass(frozen=True)
+class RowLinearTuning:
+    """How products of one row are cut up, by the length of a weight's row and the bytes of its elements."""
+
+    long: Mapping[int, RowTile]  # of 16-bit rows from so many elements on, if its chunk divides them; longest first
+    long_8_bit_from: int  # elements
+    long_8_bit: RowTile  # its chunk becomes the largest that divides a row
+    short: RowTile  # the same, and at most as many chunks are ahead as a row has
+    whole_gated_rows: int  # of `short`, where a row of a gated product is one chunk
+
+
+# On an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes), where chunks of
+# 1,024, three ahead, take 72: too many registers. 8,192 wide: 2 rows in chunks of 4,096 take 106 us for 28,672 rows
+# (103), where 4 rows in chunks of 2,048 take 152: all but the first are waited for. 1,024 wide: 8 rows a program if
+# they are gated (3.9 us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us for 28,672 rows (26
+# are the bytes), 17 for 14,336 x 4,096 (13), where the others take 45 and 21.
+TUNING = ByCapability(
+    {
+        SM90: RowLinearTuning(
+            long={
+                8192: RowTile(rows=2, chunk=4096, ahead=2, warps=8),
+                4096: RowTile(rows=4, chunk=2048, ahead=2, warps=8),
+            },
+            long_8_bit_from=4096,
+            long_8_bit=RowTile(rows=8, chunk=1024, ahead=2, warps=4),
+            short=RowTile(rows=4, chunk=1024, ahead=3, warps=4),
+            whole_gated_rows=8,
+        )
+    }
+)
+
+
 def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTile:
-    """By measurement on an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes),
-    where chunks of 1,024, three ahead, take 72: too many registers. 8,192 wide: 2 rows in chunks of 4,096 take 106 us
-    for 28,672 rows (103), where 4 rows in chunks of 2,048 take 152: all but the first are waited for. 1,024 wide: 8
-    rows a program if they are gated (3.9 us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us
-    for 28,672 rows (26 are the bytes), 17 for 14,336 x 4,096 (13), where the others take 45 and 21."""
-    is_long = in_features >= 2 * LONG_CHUNK
-    if in_features >= 4 * LONG_CHUNK and element_size == 2 and in_features % (2 * LONG_CHUNK) == 0:
-        return RowTile(rows=2, chunk=2 * LONG_CHUNK, ahead=2, warps=8)
-    if is_long and element_size == 2 and in_features % LONG_CHUNK == 0:
-        return RowTile(rows=4, chunk=LONG_CHUNK, ahead=2, warps=8)
-    chunk = LONG_CHUNK // 2
+    tuning = TUNING.here
+    if element_size == 2:
+        for least, tile in tuning.long.items():
+            if in_features >= least and in_features % tile.chunk == 0:
+                return tile
+    is_long_8_bit = element_size == 1 and in_features >= tuning.long_8_bit_from
+    tile = tuning.long_8_bit if is_long_8_bit else tuning.short
+    chunk = tile.chunk
     while in_features % chunk:
         chunk //= 2
-    rows = 8 if gated and in_features == chunk else 4
-    if is_long and element_size == 1:
-        return RowTile(rows=8, chunk=chunk, ahead=2, warps=4)
-    return RowTile(rows=rows, chunk=chunk, ahead=min(in_features // chunk, 3), warps=4)
+    if is_long_8_bit:
+        return RowTile(tile.rows, chunk, tile.ahead, tile.warps)
+    rows = tuning.whole_gated_rows if gated and in_features == chunk else tile.rows
+    return RowTile(rows, chunk, min(in_features // chunk, tile.ahead), tile.warps)
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if not shape.runs_single_rows:
+        return
+
+    def multiply(in_features: int, out_features: int, gated: bool, adds: bool) -> None:
+        norm = None if adds else RowNorm(shape.empty(in_features), 1e-6)
+        residual = shape.empty(1, out_features) if adds else None
+        weight = LinearWeight(shape.empty(out_features, in_features), None)
+        row_linear(shape.empty(1, in_features), weight, norm=norm, gated=gated, residual=residual, pdl=HAS_PDL.here)
+
+    hidden, features, leaves = shape.hidden_size, shape.intermediate_size, shape.is_whole
+    if shape.packed is None:  # otherwise packed_row_linear.py
+        yield partial(multiply, hidden, shape.qkv_size, False, False)
+        yield partial(multiply, shape.q_size, hidden, False, leaves)
+        yield partial(multiply, hidden, 2 * features, True, False)
+        yield partial(multiply, features, hidden, False, leaves)
+    yield partial(multiply, hidden, shape.vocab_size, False, False)
+    if shape.experts is not None and shape.experts.single_row:
+        yield partial(multiply, hidden, shape.experts.num_experts, False, False)

@@ -6,16 +6,32 @@ done here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.capability import SM90, ByCapability
+from quire.kernels.reference.linear import LinearWeight
+from quire.kernels.reference.low_rank import AdaptedRows
+from quire.kernels.triton.low_rank import adapted_layers, empty_table
 from quire.kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
-from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
+from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
+from quire.kernels.triton.precompile.shapes import Calls, ModelShape
+from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear, row_narrow_as_cut
 from quire.kernels.triton.single_row.row_narrow import Narrow
 
-ROW_COLUMNS = 32  # of the result, a program
-RANKS = 64  # at a time
+
+@dataclass(frozen=True)
+class RowLowRankTuning:
+    columns: int  # of the result, a program; divides low_rank_table.COLUMNS
+    ranks: int  # at a time
+    warps: int
+
+
+TUNING = ByCapability({SM90: RowLowRankTuning(columns=32, ranks=64, warps=4)})
 
 
 @triton.jit
@@ -138,9 +154,10 @@ def row_low_rank(
     out = y if residual is None else residual
     if gated:
         out = torch.empty((1, out_features), dtype=y.dtype, device=y.device)
-    per_tile = COLUMNS // ROW_COLUMNS
+    tuning = TUNING.here
+    per_tile = COLUMNS // tuning.columns
     launch = {"launch_pdl": True} if pdl else {}
-    _row_low_rank[(triton.cdiv(out_features, ROW_COLUMNS) if gated else num_tiles * per_tile,)](
+    _row_low_rank[(triton.cdiv(out_features, tuning.columns) if gated else num_tiles * per_tile,)](
         y,
         narrow.products,
         narrow.starts,
@@ -151,14 +168,35 @@ def row_low_rank(
         num_tiles,
         OUT=out_features,
         PROJECTIONS=len(weights.sizes),
-        COLUMNS=ROW_COLUMNS,
+        COLUMNS=tuning.columns,
         PER_TILE=per_tile,
-        RANKS=RANKS,
+        RANKS=tuning.ranks,
         WIDTH=triton.next_power_of_2(weights.table.size(0)),
         GATED=gated,
         ADD=residual is not None,
         PDL=pdl,
-        num_warps=4,
+        num_warps=tuning.warps,
         **launch,
     )
     return out
+
+
+def precompile_calls(shape: ModelShape) -> Calls:
+    if shape.num_adapters and shape.runs_single_rows:
+        for in_features, sizes in adapted_layers(shape):
+            yield partial(_precompile_layer, shape, in_features, sizes)
+
+
+def _precompile_layer(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> None:
+    """The product of one row, with the first half of what an adapter adds, and the second half."""
+    weights, out, pdl = empty_table(shape, in_features, sizes), sum(sizes), HAS_PDL.here
+    gated, last = len(sizes) == 2, sizes == (shape.hidden_size,)
+    starts = AdaptedRows.none(1, shape.num_adapters).starts
+    narrow = Narrow(weights, starts, shape.empty(weights.most_ranks))
+    x, norm = shape.empty(1, in_features), None if last else RowNorm(shape.empty(in_features), 1e-6)
+    if shape.packed is None:
+        row_linear(x, LinearWeight(shape.empty(out, in_features), None), norm=norm, narrow=narrow, pdl=pdl)
+    else:
+        row_narrow_as_cut(x, narrow, norm, pdl=pdl)
+    residual = shape.empty(1, out) if last and shape.is_whole else None
+    row_low_rank(shape.empty(1, out), narrow, gated=gated, residual=residual, pdl=pdl)

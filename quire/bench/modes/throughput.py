@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--beside",
         default="",
         metavar="NAME=COMMAND",
-        help="another engine's program with the same model (quire/bench/peers): runs take turns",
+        help="another engine's program with the same model (tools/bench/peers): runs take turns",
     )
 
 

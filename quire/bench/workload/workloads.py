@@ -7,7 +7,7 @@ enough for a machine with two cores. Everything is drawn from fixed seeds: the s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
@@ -159,27 +159,27 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
         *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning, cpu_long_prompts),
     )
 }
-LONG_SET = ("long32k", "long120k")
-GPU_SET = ("single", "decode", "mixed", "shared_prefix", "prefill")
-CPU_SET = ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8")
+SETS: dict[str, Sequence[str]] = {
+    "gpu": ("single", "decode", "mixed", "shared_prefix", "prefill"),
+    "long": ("long32k", "long120k"),
+    "cpu": ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8"),
+}
+
+
+def add(made: Mapping[str, Callable[[], Workload]], set_name: str) -> None:
+    """Offers further workloads, all of which `set_name` names."""
+    WORKLOADS.update(made)
+    SETS[set_name] = tuple(made)
 
 
 def named(names: str) -> list[Workload]:
     """`mixed,single`; `gpu`, `long` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
-    from quire.bench.workload import tiny_work
-
-    sets: dict[str, Sequence[str]] = {
-        "gpu": GPU_SET,
-        "long": LONG_SET,
-        "cpu": CPU_SET,
-        "tiny": tuple(tiny_work.CLASSES),
-    }
-    wanted = [name for word in names.split(",") for name in sets.get(word, (word,))]
-    known = (*WORKLOADS, *tiny_work.CLASSES, *sets)
+    wanted = [name for word in names.split(",") for name in SETS.get(word, (word,))]
     for name in wanted:
-        if name not in known:
-            raise InvalidArgument(f"work: {name!r} is none of {', '.join(known)}", field="work")
-    return [tiny_work.work(name) if name in tiny_work.CLASSES else WORKLOADS[name]() for name in wanted]
+        if name not in WORKLOADS:
+            known = ", ".join((*WORKLOADS, *SETS))
+            raise InvalidArgument(f"work: {name!r} is none of {known}", field="work")
+    return [WORKLOADS[name]() for name in wanted]
 
 
 def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[int, ...]:

@@ -31,11 +31,11 @@ class Caller:
     def tenant(self) -> str:
         return self.key.tenant
 
-    def own(self, request: Request, only_model: str) -> Request:
+    def own(self, request: Request, model: str) -> Request:
         """The request as this caller's, whatever it says itself: its tenant, and prefixes that no other tenant's
         requests find, so that nobody learns from how long an answer takes what others have asked. Takes one request
-        from the account. PermissionDenied, ResourceExhausted."""
-        self._check_model(request.model or only_model)
+        from the account. `model`: the first name of the one that it asks for. PermissionDenied, ResourceExhausted."""
+        self._check_model(model)
         self._check_priorities(request)
         self.account.enter(self.key)
         salt = hashlib.sha256(f"{self.tenant}\0{request.cache_salt}".encode()).hexdigest()

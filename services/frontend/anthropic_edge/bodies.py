@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,14 +12,13 @@ from quire.services.frontend.anthropic_edge.said import OF_ROLES, SYSTEM
 from quire.services.frontend.anthropic_edge.tools import MODES
 from quire.services.frontend.anthropic_edge.typed_tools import RUN_BY_CLIENT, RUN_BY_SERVER
 from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import described
-from quire.services.frontend.http.fields.nested_fields import check_models, check_objects
+from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
 from quire.services.frontend.http.fields.ranges import needs
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
-from quire.shared.errors import Unimplemented
 
 # They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
 IGNORED = frozenset({
@@ -26,8 +26,10 @@ IGNORED = frozenset({
     "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
     "user_profile_id", "workspace_id",
 })  # fmt: skip
-NOT_OFFERED = frozenset({"compaction", "container", "fallbacks", "mcp_servers", "thread"})
-NOTHING: tuple[Any, ...] = (None, [], {})  # what does not ask for it
+# By name, the values that do not ask for it.
+NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(
+    ("compaction", "container", "fallbacks", "mcp_servers", "thread"), (None, [], {})
+)
 THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
@@ -87,12 +89,16 @@ class OutputConfig(BaseModel):
     format: dict[str, Any] | None = None
 
 
-class CountBody(BaseModel):
+class CountBody(CheckedBody):
     """POST /v1/messages/count_tokens"""
 
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [MUST_CALL])
-    )
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED, [MUST_CALL]))
+
+    read_over = IGNORED
+    not_offered = SAMPLERS
+    unavailable = NOT_OFFERED
+    reasons: ClassVar[Mapping[str, str]] = {"thread": THREAD}
+    objects: ClassVar[Mapping[str, Shape]] = {"system": BLOCK, "tools": TOOL_FIELDS, "tool_choice": CHOICE}
 
     model: OptionalText = ""
     messages: list[MessageBody] = Field(json_schema_extra={"minItems": 1})
@@ -109,22 +115,11 @@ class CountBody(BaseModel):
     def _open_extra_body(cls, sent: Any) -> Any:
         return opened(sent)
 
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED | SAMPLERS.keys()
-        unknown.check(extra.keys() - known, MessagesBody.model_fields.keys() | known)
-        refuse_not_offered(extra, SAMPLERS)
-        for name, value in extra.items():
-            if name in NOT_OFFERED and value not in NOTHING:
-                reason = THREAD if name == "thread" else ""
-                raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
-        self._check_objects(unknown)
+    @classmethod
+    def known_fields(cls) -> Collection[str]:
+        return MessagesBody.model_fields.keys()
 
-    def _check_objects(self, unknown: UnknownFields) -> None:
-        check_models(unknown, self)
-        check_objects(unknown, self.system, BLOCK, "system")
-        check_objects(unknown, self.tools, TOOL_FIELDS, "tools")
-        check_objects(unknown, self.tool_choice, CHOICE, "tool_choice")
+    def check_rules(self, unknown: UnknownFields) -> None:
         for number, message in enumerate(self.messages):
             check_objects(unknown, message.content, BLOCK, f"messages[{number}].content")
 

@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from quire.services.frontend.http.dialect import ErrorFormat
+from quire.services.frontend.http.document.schemas import TEXT, object_of
 from quire.shared.errors import QuireError, transport
 
 TYPES = {
@@ -46,3 +48,7 @@ def as_response(error: QuireError) -> Response:
 
 def plain_response(status: int, message: str) -> Response:
     return Response(orjson.dumps(error_object(message, status)), status, media_type="application/json")
+
+
+SCHEMA = object_of(type={"const": "error"}, error=object_of(type=TEXT, message=TEXT))
+ERRORS = ErrorFormat(as_response, plain_response, SCHEMA)

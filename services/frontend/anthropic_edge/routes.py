@@ -9,15 +9,11 @@ from quire.services.frontend.anthropic_edge import errors
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from quire.services.frontend.anthropic_edge.format import MessageFormat, ping
 from quire.services.frontend.anthropic_edge.requests import count_prompt, messages_request
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.http.worded_route import worded_route
-from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 PREFIX = "/v1/messages"
 
@@ -25,20 +21,13 @@ PREFIX = "/v1/messages"
 class MessageRoutes:
     """Bodies to requests, requests to answers."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        processor: InputProcessor,
-        tokenizer: Tokenizer,
-        catalogue: Catalogue,
-        bounds: BodyBounds,
-    ) -> None:
-        self._generator = generator
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
-        self._unknown = bounds.unknown_fields
-        route = worded_route(bounds, errors.as_response, errors.plain_response)
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._processor = context.processor
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
+        self._unknown = context.bounds.unknown_fields
+        route = worded_route(context.bounds, errors.ERRORS)
         self.router = Router(tags=["messages"], route_class=route)
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import described
 from quire.services.frontend.http.fields.model_field import ModelField
 from quire.services.frontend.http.fields.ranges import given
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.errors import InvalidArgument
 
-NOT_OFFERED = frozenset({"images", "inputs"})  # pictures, and texts beside them
-NOTHING: tuple[Any, ...] = (None, [])  # what does not ask for it
+# Pictures, and texts beside them; by name, the values that ask for nothing.
+NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(("images", "inputs"), (None, []))
 
 CUT_NOWHERE = {
     "required": ["truncate", "max_tokens"],
@@ -25,12 +27,13 @@ InputType = Literal["search_document", "search_query", "classification", "cluste
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
-class CohereEmbedBody(BaseModel):
+class CohereEmbedBody(CheckedBody):
     """POST /v2/embed, /v1/embed"""
 
-    model_config = ConfigDict(
-        extra="allow", json_schema_extra=described((), dict.fromkeys(NOT_OFFERED, NOTHING), RULES)
-    )
+    model_config = ConfigDict(extra="allow", json_schema_extra=described((), NOT_OFFERED, RULES))
+
+    unavailable = NOT_OFFERED
+    remedy = "; send texts"
 
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1, json_schema_extra={"items": {"minLength": 1}})
@@ -45,13 +48,7 @@ class CohereEmbedBody(BaseModel):
     )
     priority: int | None = None
 
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra = self.model_extra or {}
-        unknown.check(extra.keys() - NOT_OFFERED, type(self).model_fields.keys() | NOT_OFFERED)
-        for name, value in extra.items():
-            if name in NOT_OFFERED and value not in NOTHING:
-                raise Unimplemented(f"{name} is not offered by this server; send texts", field=name)
+    def check_rules(self, unknown: UnknownFields) -> None:
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")
         if self.truncate == "NONE" and self.max_tokens is not None:

@@ -10,14 +10,11 @@ from starlette.responses import Response
 
 from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
 from quire.services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor.pooling.sentence_texts import SentenceTexts
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.request.request import Pooling, Sampling, TextPrompt
 from quire.services.frontend.request.request import Request as Asked
 
@@ -31,12 +28,12 @@ PROMPTS: Mapping[str, Sequence[str]] = {
 class CohereRoutes:
     """Texts to vectors."""
 
-    def __init__(self, generator: Generator, catalogue: Catalogue, texts: SentenceTexts, bounds: BodyBounds) -> None:
-        self._generator = generator
-        self._catalogue = catalogue
-        self._texts = texts
-        self._unknown = bounds.unknown_fields
-        self.router = Router(tags=["cohere"], route_class=bounds.route())
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._catalogue = context.catalogue
+        self._texts = context.texts
+        self._unknown = context.bounds.unknown_fields
+        self.router = Router(tags=["cohere"], route_class=context.bounds.route())
         self.router.add_api_route("/v2/embed", self.embed, methods=["POST"], response_class=Response)
         self.router.add_api_route("/v1/embed", self.embed_as_before, methods=["POST"], response_class=Response)
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import NamedTuple
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire.services.frontend.access.access import Access
-from quire.services.frontend.anthropic_edge import errors as anthropic_errors
-from quire.services.frontend.anthropic_edge import routes as anthropic_routes
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.console import routes as console
+from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.document import examples
-from quire.services.frontend.http.document.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, OPENAI_ERROR, document
-from quire.services.frontend.http.headers import Headers
+from quire.services.frontend.http.document.documented import document
+from quire.services.frontend.http.headers import CALL, Headers
 from quire.services.frontend.http.middleware.call_scope import CallScope
 from quire.services.frontend.http.middleware.cors import Cors
 from quire.services.frontend.http.middleware.decoded_body import BodyDecoders, DecodedBodies
@@ -30,45 +29,21 @@ from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware.options import EveryPath
 from quire.services.frontend.http.middleware.own_paths import OwnPaths, as_own
 from quire.services.frontend.http.middleware.page_rules import PageRules
-from quire.services.frontend.http.router import Router, methods
+from quire.services.frontend.http.near_paths import near_path
+from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import Entrance
 from quire.services.frontend.http.server.server import Face
-from quire.services.frontend.kserve_edge import routes as kserve_routes
+from quire.services.frontend.http.validation_errors import worded
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.inner_calls import AsCaller
-from quire.services.frontend.ollama_edge import errors as ollama_errors
-from quire.services.frontend.ollama_edge import routes as ollama_routes
-from quire.services.frontend.openai_edge import errors
 from quire.shared.errors import Internal, QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.version import VERSION
 
 
-class ApiWords(NamedTuple):
-    """How an API words what went wrong."""
-
-    of_error: Callable[[QuireError], Response]
-    of_status: Callable[[int, str], Response]
-
-
-OLLAMA = ApiWords(ollama_errors.as_response, ollama_errors.plain_response)
-
-# By the beginning of their paths: APIs with words of their own.
-WORDINGS: Mapping[str, ApiWords] = {
-    anthropic_routes.PREFIX: ApiWords(anthropic_errors.as_response, anthropic_errors.plain_response),
-    ollama_routes.PREFIX: OLLAMA,
-    kserve_routes.ROOT: OLLAMA,  # whose errors look the same
-}
-ERROR_SHAPES = {
-    anthropic_routes.PREFIX: ANTHROPIC_ERROR,
-    ollama_routes.PREFIX: OLLAMA_ERROR,
-    kserve_routes.ROOT: OLLAMA_ERROR,
-}
-OTHERS_WORDS = ("/v2/rerank", "/v2/embed", "/v2/chat")  # of Cohere and Jina, whose clients read OpenAI's errors
-
-
 def build(
     routers: Iterable[Router],
+    dialects: Dialects,
     *,
     access: Access,
     operator: Callable[[Headers], None],
@@ -96,65 +71,66 @@ def build(
         redoc_url=None,
         servers=[{"url": root_path}] if root_path else None,
     )
-    errors.install(app)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_fault)
+    _install_errors(app, dialects)
     for router in routers:
         app.router.routes.extend(router.routes)
-    document(app, lambda path: ERROR_SHAPES.get(_dialect_of(path), OPENAI_ERROR))
-    door = HttpDoor(app, admission, calls, metrics, refusal)
+    document(app, dialects)
+    refusal = dialects.refusal
+    door = HttpDoor(app, admission, calls, metrics, dialects)
     operated = OperatorGuard(door, operator, refusal)
     of_paths = {offline.FILES: max_file_bytes}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
-    inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
-    examples.add(app, model)
+    inner = CallScope(AsCaller(bounded), calls, metrics, dialects)
+    examples.add(app, model, dialects)
     guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, (*console.OPEN, *open_paths), refusal)
-    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), _status_refusal)
+    guarded = EveryPath(guarded, lambda scope: methods(app.routes, scope), dialects.status)
     guarded = PageGuard(guarded, rules, refusal)
-    guarded = web(CallScope(guarded, calls, metrics, refusal, sse_keepalive_s))
+    guarded = web(CallScope(guarded, calls, metrics, dialects, sse_keepalive_s))
     if rules.origins:
         guarded = Cors(guarded, rules)
     return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
 
 
-def refusal(path: str, error: QuireError) -> Response:
-    """As the clients of `path` read it."""
-    words = _words_of(path)
-    return words.of_error(error) if words else errors.as_response(error)
+def _near_path(request: Request) -> str:
+    routes = request.app.routes
+    meant = near_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
+    return f"; did you mean {meant}?" if meant else ""
 
 
-def _status_refusal(path: str, status: HTTPStatus, detail: str) -> Response:
-    words = _words_of(path)
-    return words.of_status(status, detail) if words else errors.plain_response(status, detail)
+def _install_errors(app: FastAPI, dialects: Dialects) -> None:
+    """Has every error be worded as the clients of its path read it."""
 
+    async def on_quire_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, QuireError)
+        request.scope[CALL].error = error
+        path = request.url.path
+        return dialects.refusal(path, dialects.in_client_terms(path, error))
 
-def _words_of(path: str) -> ApiWords | None:
-    return WORDINGS.get(_dialect_of(path))
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        request.scope[CALL].error = wrong = worded(error)
+        return dialects.refusal(request.url.path, wrong)
 
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        """Answers what no route has: a path or a method that is not there."""
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
+            headers["Allow"] = ", ".join(methods(request.app.routes, request.scope))
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            detail += _near_path(request)
+        answer = dialects.status(request.url.path, error.status_code, detail)
+        answer.headers.update(headers)
+        return answer
 
-def _dialect_of(path: str) -> str:
-    """The beginning of a path that says whose words its clients read; empty: OpenAI's."""
-    if path in OTHERS_WORDS:
-        return ""
-    return next((prefix for prefix in WORDINGS if path.startswith(prefix)), "")
+    async def on_fault(request: Request, _: Exception) -> Response:
+        """Answers a fault, which goes on to be logged with its call."""
+        return dialects.refusal(request.url.path, Internal("internal error"))
 
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What no route has answered: a path or a method that is not there."""
-    words = _words_of(request.url.path)
-    assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
-        allowed = ", ".join(methods(request.app.routes, request.scope))
-        error = HTTPException(error.status_code, error.detail, {**(error.headers or {}), "Allow": allowed})
-    if words is None:
-        return await errors.on_http_exception(request, error)
-    answer = words.of_status(error.status_code, errors.of_route(request, error))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _on_fault(request: Request, _: Exception) -> Response:
-    """Which goes on to whoever logs it with its call."""
-    return refusal(request.url.path, Internal("internal error"))
+    app.add_exception_handler(QuireError, on_quire_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_fault)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from quire.services.frontend.anthropic_edge.routes import MessageRoutes
-from quire.services.frontend.cohere_edge.routes import CohereRoutes
 from quire.services.frontend.composition import http_app as app
 from quire.services.frontend.composition.core import FrontendCore
+from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.composition.door import Door
 from quire.services.frontend.composition.grpc_services import GrpcServices
 from quire.services.frontend.composition.health import FrontendHealth
@@ -16,21 +15,11 @@ from quire.services.frontend.console.routes import ConsoleRoutes
 from quire.services.frontend.http.middleware.page_rules import PageRules, is_loopback
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.server.server import HttpServer
-from quire.services.frontend.kserve_edge.routes import OpenInferenceRoutes
+from quire.services.frontend.http.serving_context import ModelFacts, ServingContext
 from quire.services.frontend.offline.offline import Offline
-from quire.services.frontend.ollama_edge.routes import OllamaCard, OllamaRoutes
-from quire.services.frontend.openai_edge.responses.routes import ResponseRoutes
-from quire.services.frontend.openai_edge.responses.store import ResponseStore
-from quire.services.frontend.openai_edge.resumable import ResumableHttp
 from quire.services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
-from quire.services.frontend.openai_edge.routes.generation_routes import GenerationRoutes
-from quire.services.frontend.openai_edge.routes.invocation_routes import InvocationRoutes
-from quire.services.frontend.openai_edge.routes.model_routes import ModelRoutes
 from quire.services.frontend.openai_edge.routes.operation_routes import OperationRoutes
-from quire.services.frontend.openai_edge.routes.pooling_routes import PoolingRoutes
 from quire.services.frontend.openai_edge.routes.service_routes import ServiceRoutes
-from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
-from quire.services.frontend.sglang_edge.routes import SglangRoutes
 from quire.services.frontend.web_edge.codec import Codec
 from quire.services.frontend.web_edge.edge import WebEdge
 from quire.shared.logs import logger
@@ -69,6 +58,7 @@ class HttpPort:
         settings, door, rules = self._settings, self._door, self._page_rules()
         face = app.build(
             [*self._apis(), *self._operation()],
+            DIALECTS,
             access=door.access,
             operator=self._services.admin.check_operator,
             open_paths=settings.open_paths,
@@ -97,38 +87,27 @@ class HttpPort:
         )
 
     def _apis(self) -> list[Router]:
-        """What clients ask of the model."""
-        model, core, bounds = self._model, self._core, self._door.bodies
-        parts = (core.generator, model.processor, model.tokenizer, core.catalogue, bounds)
-        resumable = ResumableHttp(core.streams)
-        store = ResponseStore(self._settings.response_store_mb * 2**20)
-        card = OllamaCard(str(model.config.get("model_type", "")), model.identity.fingerprint)
-        generation = GenerationRoutes(*parts, resumable=resumable)
-        pooling = PoolingRoutes(core.generator, model.processor, core.catalogue, bounds)
-        routes = (
-            generation,
-            resumable,
-            MessageRoutes(*parts),
-            ResponseRoutes(*parts, store=store, resumable=resumable),
-            pooling,
-            InvocationRoutes(generation, pooling, bounds),
-            CohereRoutes(core.generator, core.catalogue, model.reader.texts, bounds),
-            OllamaRoutes(*parts, card=card),
-            SglangRoutes(core.generator, model.tokenizer, bounds),
-            OpenInferenceRoutes(
-                core.generator,
-                model.tokenizer,
-                core.catalogue,
-                bounds,
-                self._door.limits,
-                room=self._door.room,
-                is_serving=self._health.is_serving,
-                is_alive=self._health.is_alive,
-            ),
-            TokenRoutes(model.processor, model.tokenizer, core.catalogue, bounds),
-            ModelRoutes(core.catalogue),
+        """Returns the routes of all dialects: calls of the model's clients."""
+        context = self._context()
+        return [router for dialect in DIALECTS.all for router in dialect.routers(context)]
+
+    def _context(self) -> ServingContext:
+        model, core = self._model, self._core
+        return ServingContext(
+            generator=core.generator,
+            processor=model.processor,
+            tokenizer=model.tokenizer,
+            catalogue=core.catalogue,
+            bounds=self._door.bodies,
+            limits=self._door.limits,
+            texts=model.reader.texts,
+            facts=ModelFacts(str(model.config.get("model_type", "")), model.identity.fingerprint),
+            streams=core.streams,
+            response_store_bytes=self._settings.response_store_mb * 2**20,
+            room=self._door.room,
+            is_serving=self._health.is_serving,
+            is_alive=self._health.is_alive,
         )
-        return [part.router for part in routes]
 
     def _operation(self) -> list[Router]:
         """What operators ask, and what probes and scrapes do."""

@@ -10,7 +10,8 @@ from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.directory.prefix_lookup import Prefixes
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.request.request import Request
@@ -54,7 +55,7 @@ class Generator:
         is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
         has it replay what another frontend has told, before anything is submitted."""
         if call.caller is not None:
-            request = call.caller.own(request, self._catalogue.name)
+            request = call.caller.own(request, self._catalogue.called(request.model))
         traceparent = call.begin_trace()
         if traceparent:
             request = replace(request, traceparent=traceparent)

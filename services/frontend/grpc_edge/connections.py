@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from quire.services.frontend.http.server.connections import Connections
 from quire.shared.logs import logger
+from quire.shared.rpc import peer_sockets
 
 log = logger("grpc")
 
 LOOK_EVERY_S = 1.0
-DESCRIPTORS = Path("/proc/self/fd")
 
 Options = tuple[tuple[str, int], ...]
 
@@ -53,45 +50,22 @@ class AddressWatch:
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:
-        """Who was there before stays."""
-        descriptors = os.listdir(DESCRIPTORS) if DESCRIPTORS.exists() else []
+        """Closes surplus connections; those that were there at the last look stay."""
+        descriptors = peer_sockets.descriptors()
         if len(descriptors) > self._most:
             self._close_surplus(sorted(descriptors, key=lambda descriptor: descriptor not in self._known))
         self._known = set(descriptors)
 
     def _close_surplus(self, descriptors: list[str]) -> None:
         number: Counter[str] = Counter()
-        for address, held in self._connections(descriptors):
-            with held:
+        for held, (address, _) in peer_sockets.connections(descriptors):
+            with held, contextlib.suppress(OSError):
+                if held.getsockname()[1] != self._port:
+                    continue
                 number[address] += 1
                 if number[address] > self._most:
-                    with contextlib.suppress(OSError):
-                        held.shutdown(socket.SHUT_RDWR)
                     self._on_closed()
+                    held.shutdown(socket.SHUT_RDWR)
         for address, count in number.items():
             if count > self._most:
                 log.warning("too many connections of one address", address=address, closed=count - self._most)
-
-    def _connections(self, descriptors: list[str]) -> Iterator[tuple[str, socket.socket]]:
-        """Each by a descriptor of our own, so that it stays the same one whatever gRPC closes meanwhile."""
-        for text in descriptors:
-            with contextlib.suppress(OSError):
-                own = os.dup(int(text))
-                if not stat.S_ISSOCK(os.fstat(own).st_mode):
-                    os.close(own)
-                    continue
-                held = socket.socket(fileno=own)
-                address = self._client(held)
-                if address:
-                    yield address, held
-                else:
-                    held.close()
-
-    def _client(self, held: socket.socket) -> str:
-        """Who is at the other end; empty if it is none of this port's connections."""
-        if held.family not in (socket.AF_INET, socket.AF_INET6) or held.type != socket.SOCK_STREAM:
-            return ""
-        try:
-            return str(held.getpeername()[0]) if held.getsockname()[1] == self._port else ""
-        except OSError:  # it listens, or has ended
-            return ""

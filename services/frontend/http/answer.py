@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope, Send
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.generation.generator import Generator
-from quire.services.frontend.http.as_sent import as_sent
+from quire.services.frontend.http.dialect import EVENTS
+from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.disconnect import while_connected
-from quire.services.frontend.http.headers import CALL, KEEPALIVE
+from quire.services.frontend.http.headers import CALL, DIALECTS, KEEPALIVE
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.shared.errors import Internal, QuireError
@@ -27,7 +28,6 @@ from quire.shared.process.supervision import Tasks
 log = logger("http")
 
 
-EVENTS = "text/event-stream"
 OPEN_AFTER_S = 0.8  # a stream without a token: its status line comes within a second
 
 _keepalives = Tasks()  # each is ended by the answer that it keeps alive
@@ -98,7 +98,8 @@ class WorkingResponse(Response, ABC):
                     await self.work(call, send)
             except Exception as error:
                 if isinstance(error, QuireError):
-                    call.error, told = error, as_sent(scope["path"], error, self._form_field)
+                    dialects: Dialects = scope[DIALECTS]
+                    call.error, told = error, dialects.in_client_terms(scope["path"], error, self._form_field)
                 else:
                     log.exception("a call failed", request=call.id)
                     call.error, told = Internal(type(error).__name__), Internal("internal error")

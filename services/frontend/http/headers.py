@@ -12,6 +12,7 @@ from quire.shared.errors import InvalidArgument
 CALL = "quire.call"  # the key of a scope under which its Call is
 KEEPALIVE = "quire.keepalive_s"  # seconds of silence in a stream; 0: any
 DECODED = "quire.decoded_bytes"  # of a body that was encoded, until it has been read
+DIALECTS = "quire.dialects"  # the key of a scope under which the server's Dialects are
 HANDLER = "quire.handler"  # where a path stands that is known before it is routed
 REQUEST_ID = "x-request-id"
 REQUEST_ID_BYTES = REQUEST_ID.encode()

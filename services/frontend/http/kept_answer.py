@@ -10,7 +10,8 @@ from starlette.types import Send
 
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.http.answer import EVENTS, ErrorWords, Format, WorkingResponse
+from quire.services.frontend.http.answer import ErrorWords, Format, WorkingResponse
+from quire.services.frontend.http.dialect import EVENTS
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.streams import forms
 from quire.services.frontend.streams.stream import Stream

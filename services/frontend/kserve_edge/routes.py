@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request
 from google.protobuf import json_format
 from starlette.responses import Response
 
-from quire.services.frontend.bounds.room import Room
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds, behind_json
+from quire.services.frontend.http.body import behind_json
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.http.worded_route import worded_route
 from quire.services.frontend.kserve_edge import binary, tensors
 from quire.services.frontend.kserve_edge.asked import AskedInference, Infer, asked, check_version, to_request
@@ -23,12 +20,10 @@ from quire.services.frontend.kserve_edge.binary import Behind
 from quire.services.frontend.kserve_edge.bodies import InferBody, TritonGenerateBody
 from quire.services.frontend.kserve_edge.json_format import BinaryAnswer, InferFormat, KserveGenerateFormat
 from quire.services.frontend.kserve_edge.service import EXTENSIONS
-from quire.services.frontend.ollama_edge import errors  # whose errors look the same
+from quire.services.frontend.ollama_edge.errors import ERRORS  # they look the same
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.request.request import Request as Asking
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument, NotFound, Unavailable
-from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.version import VERSION
 
 ROOT, PREFIX = "/v2", "/v2/models/"
@@ -39,27 +34,15 @@ ONE, ONES_VERSION = "/{name:path}", "/{name:path}/versions/{version}"
 class OpenInferenceRoutes:
     """Bodies to requests, requests to answers."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        tokenizer: Tokenizer,
-        catalogue: Catalogue,
-        bounds: BodyBounds,
-        limits: RequestLimits,
-        *,
-        room: Callable[[], Room],
-        is_serving: Callable[[], bool],
-        is_alive: Callable[[], bool],
-    ) -> None:
-        """`room`: for one prompt, by what is known now."""
-        self._generator = generator
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
-        self._limits = limits
-        self._room = room
-        self._is_serving = is_serving
-        self._is_alive = is_alive
-        worded = worded_route(bounds, errors.as_response, errors.plain_response)
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
+        self._limits = context.limits
+        self._room = context.room
+        self._is_serving = context.is_serving
+        self._is_alive = context.is_alive
+        worded = worded_route(context.bounds, ERRORS)
         self.router = Router(tags=["open inference"], route_class=worded)
         self.router.add_api_route("/v2", self.server, methods=["GET"])
         self.router.add_api_route("/v2/health/live", self.live, methods=["GET"])
@@ -75,9 +58,7 @@ class OpenInferenceRoutes:
                 self.infer,
                 methods=["POST"],
                 response_class=Response,
-                route_class_override=worded_route(
-                    bounds, errors.as_response, errors.plain_response, json_bytes=binary.json_bytes
-                ),
+                route_class_override=worded_route(context.bounds, ERRORS, json_bytes=binary.json_bytes),
             )
             models.add_api_route(f"{one}/generate", self.generate, methods=["POST"], response_class=Response)
             models.add_api_route(
@@ -125,7 +106,7 @@ class OpenInferenceRoutes:
         """Raises NotFound for what other servers have behind a model's name."""
         for extension in NOT_OFFERED:
             name = path.removesuffix(f"/{extension}")
-            if name != path and name in (self._catalogue.name, *self._catalogue.adapters):
+            if name != path and any(name == entry.name for entry in self._catalogue.entries()):
                 has = ", ".join((*EXTENSIONS, binary.EXTENSION))
                 raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {has}")
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from quire.services.frontend.http.fields import ranges
+from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import described
-from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
+from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
-from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
-from quire.shared.errors import Unimplemented
 
 # How a machine is to hold the model, which is settled here when a cluster starts.
 IGNORED = frozenset({"keep_alive"})
-NOT_OFFERED = frozenset({
-    "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
-})  # fmt: skip
 ROLES = ("system", "user", "assistant", "tool")
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [])  # what does not ask for it
+NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys((
+    "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
+), NOTHING)  # fmt: skip
 IGNORED_OPTIONS = frozenset({
     "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
     "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
@@ -40,13 +38,16 @@ TOOL = Shape(
 HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**SAMPLERS, "penalize_newline": (None, True)}
 
 
-class Options(BaseModel):
+class Options(CheckedBody):
     """How to choose tokens; what is left out is the model's own recommendation."""
 
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra=described(IGNORED_OPTIONS, HARMLESS_OPTIONS),
     )
+
+    read_over = IGNORED_OPTIONS
+    not_offered = HARMLESS_OPTIONS
 
     temperature: float | None = None
     top_k: int | None = None
@@ -59,17 +60,14 @@ class Options(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt option, and Unimplemented for one that is not offered."""
-        extra, known = self.model_extra or {}, IGNORED_OPTIONS | HARMLESS_OPTIONS.keys()
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known, "options.")
-        refuse_not_offered(extra, HARMLESS_OPTIONS, "options.")
 
-
-class OllamaBody(BaseModel):
+class OllamaBody(CheckedBody):
     """Any body."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING)))
+    model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, NOT_OFFERED))
+
+    read_over = IGNORED
+    unavailable = NOT_OFFERED
 
     model: OptionalText = Field("", description="with or without :latest; empty: the only one")
     options: Options | None = None
@@ -81,15 +79,6 @@ class OllamaBody(BaseModel):
     @property
     def chosen(self) -> Options:
         return self.options or Options()
-
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        self.chosen.refuse_unknown(unknown)
-        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
-        for name, value in extra.items():
-            if name in NOT_OFFERED and value not in NOTHING:
-                raise Unimplemented(f"{name} is not offered by this server", field=name)
 
 
 WITHOUT_TEMPLATE = {
@@ -113,6 +102,8 @@ class AnswerBody(OllamaBody):
 class OllamaChatBody(AnswerBody):
     """POST /api/chat"""
 
+    objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE, "tools": TOOL}
+
     messages: list[dict[str, Any]] = Field(
         [],
         json_schema_extra={
@@ -121,18 +112,11 @@ class OllamaChatBody(AnswerBody):
     )
     tools: list[dict[str, Any]] | None = None
 
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        super().refuse_unknown(unknown)
-        check_objects(unknown, self.messages, MESSAGE, "messages")
-        check_objects(unknown, self.tools, TOOL, "tools")
-
 
 class OllamaGenerateBody(AnswerBody):
     """POST /api/generate"""
 
-    model_config = ConfigDict(
-        json_schema_extra=described(IGNORED, dict.fromkeys(NOT_OFFERED, NOTHING), [WITHOUT_TEMPLATE])
-    )
+    model_config = ConfigDict(json_schema_extra=described(IGNORED, NOT_OFFERED, [WITHOUT_TEMPLATE]))
 
     prompt: OptionalText = ""
     system: OptionalText = ""

@@ -7,6 +7,8 @@ import math
 import orjson
 from starlette.responses import Response
 
+from quire.services.frontend.http.dialect import ErrorFormat
+from quire.services.frontend.http.document.schemas import TEXT, object_of
 from quire.shared.errors import QuireError, transport
 
 
@@ -23,3 +25,6 @@ def as_response(error: QuireError) -> Response:
 
 def plain_response(status: int, message: str) -> Response:
     return Response(orjson.dumps({"error": message}), status, media_type="application/json")
+
+
+ERRORS = ErrorFormat(as_response, plain_response, object_of(error=TEXT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,14 +9,12 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.generation.catalogue import Catalogue, CatalogueEntry
-from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.generation.catalogue import CatalogueEntry
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.http.worded_route import worded_route
-from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.ollama_edge import errors
 from quire.services.frontend.ollama_edge.bodies import (
     AnswerBody,
@@ -32,42 +29,24 @@ from quire.services.frontend.ollama_edge.format import LINES, LineFormat, Ollama
 from quire.services.frontend.ollama_edge.requests import chat_request, check_options, embed_request, generate_request
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.request.request import Request as Asked
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from quire.shared.version import VERSION
 
 PREFIX = "/api/"
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaCard:
-    """What a model's folder says of it."""
-
-    family: str  # model_type
-    digest: str  # of its config.json
-
-
 class OllamaRoutes:
     """Bodies to requests, requests to answers."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        processor: InputProcessor,
-        tokenizer: Tokenizer,
-        catalogue: Catalogue,
-        bounds: BodyBounds,
-        *,
-        card: OllamaCard,
-    ) -> None:
-        self._generator = generator
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
-        self._card = card
-        self._unknown = bounds.unknown_fields
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._processor = context.processor
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
+        self._facts = context.facts
+        self._unknown = context.bounds.unknown_fields
         # Whoever calls by `curl -d`, as Ollama's own pages show it, says that the body is a form.
-        route = worded_route(bounds, errors.as_response, errors.plain_response, any_type=True)
+        route = worded_route(context.bounds, errors.ERRORS, any_type=True)
         self.router = Router(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
         self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
@@ -148,12 +127,12 @@ class OllamaRoutes:
             "model": entry.name,
             "modified_at": _time(entry),
             "size": 0,  # of files, which a frontend does not have
-            "digest": self._card.digest,
+            "digest": self._facts.digest,
             "details": self._details(entry),
         }
 
     def _details(self, entry: CatalogueEntry) -> dict[str, Any]:
-        family = self._card.family
+        family = self._facts.family
         return {
             "parent_model": entry.adapter_of,
             "format": "safetensors",
@@ -167,7 +146,7 @@ class OllamaRoutes:
         """What there is to know about a model."""
         body.refuse_unknown(self._unknown)
         check_options(body.chosen, self._tokenizer.defaults)
-        entry, family = self._catalogue.entry(body.called), self._card.family
+        entry, family = self._catalogue.entry(body.called), self._facts.family
         return {
             "modelfile": "",
             "parameters": "",

@@ -8,15 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.services.frontend.http.as_sent import as_sent
-from quire.services.frontend.http.headers import CALL
-from quire.services.frontend.http.validation_errors import worded
+from quire.services.frontend.http.dialect import ErrorFormat
+from quire.services.frontend.http.document.schemas import OPTIONAL_TEXT, TEXT, object_of
 from quire.shared.errors import QuireError, Unimplemented, transport
 
 NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
@@ -49,29 +44,7 @@ def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Respons
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
-async def _on_quire_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, QuireError)
-    request.scope[CALL].error = error
-    return as_response(as_sent(request.url.path, error))
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    request.scope[CALL].error = wrong = worded(error)
-    return as_response(wrong)
-
-
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return plain_response(error.status_code, of_route(request, error), error.headers)
-
-
-def of_route(request: Request, error: HTTPException) -> str:
-    """What was asked of a path or a method that is not there."""
-    return f"{request.method} {request.url.path}: {error.detail}"
-
-
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(QuireError, _on_quire_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
+SCHEMA = object_of(
+    error=object_of(message=TEXT, type=TEXT, param=OPTIONAL_TEXT, code={"type": ["integer", "string", "null"]})
+)
+ERRORS = ErrorFormat(as_response, plain_response, SCHEMA)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.constraint import AnswerStart
@@ -95,7 +95,8 @@ class AnswerFormats:
     def _strict(self, request: Request) -> Request:
         """Free text, reasoning included, in which calls have to fit, if a tool wants that."""
         use = request.tool_use
-        if use is None or not any(tool.strict for tool in use.tools) or (way := self._wording(use)) is None:
+        way = self._wording(use) if use is not None else None
+        if use is None or way is None or not any(map(way.enforces, use.tools)):
             return request
         marker = way.trigger or self._tool_format(use).tokens[0]
         text = wording.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.services.frontend.request.request import Tool, ToolUse
+from quire.services.frontend.request.request import TextInput, Tool, ToolUse
 from quire.shared.errors import InvalidArgument
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
+INPUT = "input"  # the parameter of tools that take a text
+SYNTAXES = ("lark", "regex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,39 @@ def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: A
     if strict is not None and not isinstance(strict, bool):
         raise InvalidArgument(f"{place}: strict must be true or false, got {strict!r}", field="tools")
     return Tool(name, parameters or {}, description or "", bool(strict))
+
+
+def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any = None) -> Tool:
+    """A tool that takes a text, which models see as a function of one text. `format`: its form, {"type": "text"} or
+    {"type": "grammar"}; `grammar`: the object that has the grammar."""
+    if format is not None and not (isinstance(format, dict) and format.get("type") in ("text", "grammar")):
+        raise InvalidArgument(
+            f'{place}: format must be {{"type": "text"}} or one of type grammar, got {format!r:.64}', field="tools"
+        )
+    taken = TextInput() if not format or format["type"] == "text" else _grammar(place, grammar)
+    shape = f"Text that fits this {taken.syntax} grammar:\n{taken.definition}" if taken.syntax else "Any text."
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string", "description": shape}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return replace(new_tool(place, name, parameters, description, bool(taken.syntax)), text_input=taken)
+
+
+def _grammar(place: str, grammar: Any) -> TextInput:
+    found = grammar if isinstance(grammar, dict) else {}
+    syntax, definition = found.get("syntax"), found.get("definition")
+    if syntax not in SYNTAXES:
+        raise InvalidArgument(
+            f"{place}: the syntax of a grammar must be {' or '.join(SYNTAXES)}, got {syntax!r:.64}", field="tools"
+        )
+    if not isinstance(definition, str) or not definition:
+        raise InvalidArgument(
+            f"{place}: the definition of a grammar must be a text that is not empty, got {definition!r:.64}",
+            field="tools",
+        )
+    return TextInput(syntax, definition)
 
 
 def as_shown(tool: Tool) -> dict[str, Any]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.sglang_edge.bodies import SglangGenerateBody
 from quire.services.frontend.sglang_edge.format import SglangGenerateFormat
 from quire.services.frontend.sglang_edge.requests import generate_request, is_several
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+
+GENERATE = "/generate"
 
 
 class SglangRoutes:
     """Bodies to requests, requests to answers."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, bounds: BodyBounds) -> None:
-        self._generator = generator
-        self._tokenizer = tokenizer
-        self.router = Router(tags=["sglang"], route_class=bounds.route())
-        self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._tokenizer = context.tokenizer
+        self.router = Router(tags=["sglang"], route_class=context.bounds.route())
+        self.router.add_api_route(GENERATE, self.generate, methods=["POST"], response_class=Response)
 
     async def generate(self, body: SglangGenerateBody, http: Request) -> Response:
         """Continues one prompt or several."""

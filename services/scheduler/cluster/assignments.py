@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from quire.services.scheduler.cluster.adapters import Adapters
-from quire.services.scheduler.cluster.placement import Placement
+from quire.services.scheduler.cluster.request_traces import RequestTraces
 from quire.services.scheduler.cluster.terms import ClusterTerms
 from quire.services.scheduler.cluster.unassigned import UnassignedSequences
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.plan import Events, finish
-from quire.services.scheduler.core.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
 from quire.services.scheduler.frontends.submissions import complete
-from quire.services.scheduler.handover.handovers import Handovers
-from quire.services.scheduler.handover.neighbourhood import Neighbourhood
+from quire.services.scheduler.placement.handovers import Handovers
+from quire.services.scheduler.placement.neighbourhood import Neighbourhood
+from quire.services.scheduler.placement.placement import Placement
 from quire.services.scheduler.replicas.replica import Clock, Replica
-from quire.services.scheduler.request_traces import RequestTraces
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
 from quire.shared.models.adapter_contents import AdapterId
@@ -231,7 +231,7 @@ class Assignments:
         """It goes on there."""
         source = self._replica_of[sequence.key]
         source.flush()  # its tokens first
-        source.core.part_with(sequence)
+        source.core.migrate_out(sequence)
         source.wake()
         if isinstance(sequence.adapter, AdapterId):
             target.adapters.use(sequence.adapter)

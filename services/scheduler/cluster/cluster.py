@@ -8,17 +8,17 @@ from quire.services.scheduler.cluster.adapters import Adapters, AdapterWorker
 from quire.services.scheduler.cluster.assignments import Assignments
 from quire.services.scheduler.cluster.holds import Hold, Holds
 from quire.services.scheduler.cluster.live_sequences import LiveSequences
+from quire.services.scheduler.cluster.request_traces import RequestTraces
 from quire.services.scheduler.cluster.terms import ClusterTerms
+from quire.services.scheduler.cluster.wanted_weights import WantedWeights
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.ending import Failure, Reason
 from quire.services.scheduler.core.plan import Events, Finished
-from quire.services.scheduler.core.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import check_ids, refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory, adapter_of
-from quire.services.scheduler.operations.wanted import WantedWeights
 from quire.services.scheduler.replicas.replica import Clock, Replica
-from quire.services.scheduler.request_traces import RequestTraces
 from quire.shared.columns import ColumnError
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.shared.models.adapter_contents import AdapterId
 
 NONE: Mapping[int, Sequence] = {}

@@ -6,9 +6,21 @@ from dataclasses import dataclass, field
 
 from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
 from quire.services.scheduler.core.policies.fcfs import Fcfs
-from quire.services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
 from quire.services.scheduler.kv_cache.groups import Groups
 from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """What lies below a worker's device, and how it is used."""
+
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0  # only below host memory
+    policy: str = "lru"  # of eviction.POLICIES
+    store_threshold: int = 0  # prompts that a block must have been in before it is stored
+
+
+NO_TIERS = TierLimits()
 
 
 @dataclass(frozen=True, slots=True)

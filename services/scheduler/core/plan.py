@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.scheduler.core.ending import Failure, Reason
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.shared.step_value import step_value
 
 I32 = npt.NDArray[np.int32]

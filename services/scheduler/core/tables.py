@@ -10,9 +10,9 @@ import numpy as np
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import I32, Admission
-from quire.services.scheduler.core.running import Running, Slots
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from quire.services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.core.running.running import Running, Slots
+from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.kv_cache.block_pool import Observer
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES

@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import (
     Events,
     Finished,
@@ -19,8 +18,9 @@ from quire.services.scheduler.core.plan import (
     Started,
     TokenColumns,
 )
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.replicas.orders import AT_START
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.values.weights import AT_START
 from quire.shared.columns import NUMBER_BYTES, u32, u32_bytes
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from operator import attrgetter
 
-from quire.services.scheduler.core.ending import Failure
+from quire.services.scheduler.core.sequences.ending import Failure
 from quire.shared.columns import i32, u32
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv import block_hash

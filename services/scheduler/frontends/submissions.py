@@ -6,28 +6,18 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from quire.services.scheduler.core.beam.search import BeamRules, LiveBeams
-from quire.services.scheduler.core.repetition import RepetitionRule
-from quire.services.scheduler.core.sequence import Family, LateQuery, Sequence
+from quire.services.scheduler.core.sequences.beam_search import BeamRules, LiveBeams
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.sequence import Family, LateQuery, Sequence
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
 from quire.shared.models.adapter_contents import AdapterId
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPriority.HIGH}
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What is passed on to the worker as it came."""
-
-    params: bytes
-    sample: int = 0
-    grammar: bytes = b""
-    num_logprobs: int | None = None  # of a beam: told with each token; None: as params have it
 
 
 class SequenceFactory:

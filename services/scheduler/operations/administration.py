@@ -9,9 +9,9 @@ from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.cluster.holds import Hold
 from quire.services.scheduler.operations import quiet
 from quire.services.scheduler.operations.sleeping import Sleeping
+from quire.services.scheduler.operations.status import SchedulerStatus
 from quire.services.scheduler.operations.weight_updates import WeightUpdates
 from quire.services.scheduler.operations.weights_groups import WeightsGroups
-from quire.services.scheduler.status import SchedulerStatus
 from quire.shared.errors import FailedPrecondition, Unavailable
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics

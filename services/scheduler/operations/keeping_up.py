@@ -6,8 +6,8 @@ import asyncio
 from typing import NoReturn
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.wanted_weights import ALL, WEIGHTS
 from quire.services.scheduler.operations import quiet
-from quire.services.scheduler.operations.wanted import ALL, WEIGHTS
 from quire.services.scheduler.replicas.orders import SWAP_TIMEOUT_S
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable

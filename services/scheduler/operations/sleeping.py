@@ -12,9 +12,9 @@ from typing import Any
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.cluster.holds import Hold
+from quire.services.scheduler.cluster.wanted_weights import ALL, WEIGHTS
 from quire.services.scheduler.operations import quiet
 from quire.services.scheduler.operations.keeping_up import UNDER_WAY
-from quire.services.scheduler.operations.wanted import ALL, WEIGHTS
 from quire.services.scheduler.replicas.orders import named
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.errors import InvalidArgument, QuireError, Unavailable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from quire.services.scheduler.core.ending import Failure
-from quire.services.scheduler.core.fetches import FetchOrder
-from quire.services.scheduler.core.grammars import GrammarOrder
 from quire.services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from quire.services.scheduler.core.prerequisites.grammars import GrammarOrder
+from quire.services.scheduler.core.prerequisites.peer_blocks import FetchOrder
+from quire.services.scheduler.core.sequences.ending import Failure
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.kv.kv_source import KVSource

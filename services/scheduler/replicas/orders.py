@@ -6,11 +6,11 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+from quire.services.scheduler.values.weights import AT_START
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto, to_proto
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-AT_START = "0"  # how weights are called that no update has changed
 ORDER_TIMEOUT_S = 600.0  # a worker reads weights
 SWAP_TIMEOUT_S = 120.0  # it copies them
 

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from time import perf_counter
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import Events
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.handover.costs import WorkerLink
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
@@ -26,6 +25,7 @@ from quire.services.scheduler.replicas.codec import (
 from quire.services.scheduler.replicas.orders import ReplicaOrders, weights_of
 from quire.services.scheduler.replicas.result_checks import ResultChecks
 from quire.services.scheduler.replicas.throughput import Throughput
+from quire.services.scheduler.replicas.worker_links import WorkerLink
 from quire.shared.columns import u32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.kv.kv_source import KVSource
@@ -224,7 +224,7 @@ class Replica:
 
     def take_transferred(self, wire: pb.Transferred) -> None:
         """The worker has moved blocks, or says why not."""
-        transfers = self.core.transfers
+        transfers = self.core.host_blocks
         if transfers is None or not transfers.awaits(wire.transfer_id):
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
         failed = wire.HasField("error")
@@ -236,7 +236,7 @@ class Replica:
 
     def take_fetched(self, wire: pb.BlocksFetched) -> None:
         """The worker has blocks of another one, or says why not."""
-        fetches = self.core.fetches
+        fetches = self.core.peer_blocks
         if fetches is None or not fetches.awaits(wire.fetch_id):
             raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
         failed = wire.HasField("error")
@@ -260,22 +260,22 @@ class Replica:
     def unblock(self, sequences: list[Sequence]) -> None:
         """They need not wait for blocks of other workers."""
         if sequences:
-            self.core.state.unblock(sequences)
+            self.core.resume(sequences)
             self.wake()
 
     @property
     def moves_blocks(self) -> bool:
         """Transfers are under way, or blocks between workers."""
-        moves = (self.core.transfers, self.core.fetches)
+        moves = (self.core.host_blocks, self.core.peer_blocks)
         return any(some is not None and some.num_under_way > 0 for some in moves)
 
     def _send_transfers(self) -> None:
         """Behind the plans that fill or free their blocks."""
-        if self.core.transfers is not None:
-            for order in self.core.transfers.take_orders():
+        if self.core.host_blocks is not None:
+            for order in self.core.host_blocks.take_orders():
                 self.send(encode_transfer(order))
-        if self.core.fetches is not None:
-            for fetch in self.core.fetches.take_orders():
+        if self.core.peer_blocks is not None:
+            for fetch in self.core.peer_blocks.take_orders():
                 self.send(encode_fetch(fetch))
 
     def _send_orders(self) -> None:

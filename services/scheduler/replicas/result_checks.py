@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.services.scheduler.core.scheduling.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import Flight
 from quire.shared.columns import U32, u32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.pb.worker.v1 import worker_pb2 as pb

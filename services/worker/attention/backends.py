@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from quire.kernels.capability import SM90
 from quire.services.worker.attention.by_phase import ByPhase
 from quire.services.worker.attention.flash_attn import HEAD_DIMS, PACKAGE
 from quire.services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
@@ -36,7 +37,6 @@ BACKENDS = {
 FOR_DECODES = ("cpu", "triton", "flash_attn_2", "reference")
 FOR_CHUNKS = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
 BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
-HOPPER = (9, 0)
 BATCH_INVARIANT = ("cpu", "batch_invariant")  # all that there are where a row must have the same bits in any batch
 
 # What block_size 0 stands for where a backend cannot do with the device's default, or is slower with it.
@@ -97,7 +97,7 @@ def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Best first, for decodes and for chunks."""
     if spec.batch_invariant:
         return BATCH_INVARIANT, BATCH_INVARIANT
-    return FOR_DECODES, BEFORE_HOPPER if spec.capability < HOPPER else FOR_CHUNKS
+    return FOR_DECODES, BEFORE_HOPPER if spec.capability < SM90 else FOR_CHUNKS
 
 
 def _first_that_can(

@@ -15,13 +15,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.kernels.capability import SM90
 from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 if TYPE_CHECKING:  # what fits it is asked where there is no torch
     from torch import Tensor
 
 PACKAGE = "flash-attn-4"
-HOPPER = 9
 HEAD_DIMS = (64, 96, 128)
 LONG_QUERY = 1024  # said of any chunk: for short ones another variant would be compiled, in the middle of serving
 
@@ -38,7 +38,7 @@ class FlashAttention:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
-        if spec.device != "cuda" or spec.capability[0] != HOPPER:
+        if spec.device != "cuda" or spec.capability[0] != SM90[0]:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"

@@ -31,8 +31,6 @@ from quire.shared.logs import logger
 
 log = logger("worker.graphs")
 
-HOPPER = (9, 0)  # has programmatic dependent launch
-
 
 @dataclass(frozen=True, slots=True)
 class Tools:
@@ -75,7 +73,9 @@ class GraphMaker:
         if reason:
             log.info("no fused chain for single rows", reason=reason)
         else:
-            pdl = torch.cuda.get_device_capability() >= HOPPER
+            from quire.kernels.triton.pdl import HAS_PDL
+
+            pdl = HAS_PDL.of(torch.cuda.get_device_capability())
             self._single_row = SingleRowProgram(model, place.shard, pdl=pdl)
 
     def record(

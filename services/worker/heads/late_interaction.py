@@ -1,7 +1,8 @@
 """Late interaction: queries' vectors stay here, by name, and a document ends in one number instead of its own.
 
 Which slots are queries, which documents, and when a query is dropped is for the scheduler to say: it counts what there
-is room for (services/scheduler/core/late_queries.py). A query counts with all of its tokens, as it does there.
+is room for (services/scheduler/core/prerequisites/late_queries.py). A query counts with all of its tokens, as it does
+there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from quire.shared.models.model_identity import read_config
 from quire.shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from quire.kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
+    from quire.kernels.triton.precompile.precompile import Missing
+    from quire.kernels.triton.precompile.shapes import ExpertsShape, LatentShape, ModelShape, PackedShape
     from quire.services.worker.layers.attention.latent_attention import LatentConfig
     from quire.services.worker.layers.quantization.port import CheckpointQuantization
     from quire.services.worker.models.config.experts_config import ExpertsConfig
@@ -73,7 +74,7 @@ def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerLimits) -> ModelShape:
     """What there is to compile for: the part of a rank."""
-    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.single_row.row_attention import row_attention_takes
     from quire.kernels.triton.single_row.row_linear import row_linear_takes
 
@@ -91,7 +92,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
     chained = shard.is_whole or settings.own_sums
     chained = chained and config.latent is None
     fused = chained and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
-    return precompile.ModelShape(
+    return shapes.ModelShape(
         hidden_size=config.hidden_size,
         intermediate_size=intermediate_size,
         num_q_heads=heads.num_q,
@@ -119,7 +120,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
 
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
     """`rows`: how long those of the weights are."""
-    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.quantization.packed_weight import SPANS
 
     if quantization is None or quantization.packed is None:
@@ -128,21 +129,21 @@ def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int
     smallest = SPANS[-1]
     if group_size & (group_size - 1) or 0 < group_size < smallest or any(size % smallest for size in rows):
         return None  # widened as they are loaded
-    return precompile.PackedShape(group_size, zero)
+    return shapes.PackedShape(group_size, zero)
 
 
 def latent_shape(config: LatentConfig) -> LatentShape:
-    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.precompile import shapes
 
-    return precompile.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
+    return shapes.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
-    from quire.kernels.triton.precompile import precompile
+    from quire.kernels.triton.precompile import shapes
     from quire.services.worker.models.single_row import experts_reject_reason
 
     here, features = shard.experts(config.num_experts, config.intermediate_size)
-    return precompile.ExpertsShape(
+    return shapes.ExpertsShape(
         num_experts=len(here) + shard.spare_experts,
         intermediate_size=len(features),
         routing=config.routing,

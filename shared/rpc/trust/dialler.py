@@ -14,8 +14,8 @@ from quire.shared.rpc import channel
 from quire.shared.rpc.parts import CallStream
 from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from quire.shared.security.secret_file import SecretFile
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
-from quire.shared.settings.tls import NO_TLS, Tls
 
 TIMEOUT_S = 5.0
 

@@ -16,14 +16,14 @@ import torch
 import triton
 from triton.backends.nvidia.driver import CudaUtils
 
-from quire.kernels.triton.precompile import precompile, processes
+from quire.kernels.triton.precompile import precompile, processes, shapes
 
 OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1"}  # the container toolkit brings them
 TOOLS = ("g++", "c++", "clang", "make", "cmake", "ninja", "nvcc", "pip", "git")
 LDCONFIG = "/sbin/ldconfig"
 USER = 10001
 CAPABILITIES = (90, 100)
-SHAPE = precompile.ModelShape(
+SHAPE = shapes.ModelShape(
     hidden_size=1024, intermediate_size=3072, num_q_heads=16, num_kv_heads=8, head_dim=128, vocab_size=151936,
     qk_norm=True, block_size=16, max_num_seqs=256, dtype="bfloat16", kv_dtype="bfloat16", single_row=True,
 )  # fmt: skip

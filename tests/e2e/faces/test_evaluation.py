@@ -14,7 +14,7 @@ from quire.cluster import Cluster
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_bundled_model_knows_its_answers(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "quire", "eval", "--address", cluster.grpc_address, "--per-size", "4", "--json"]
+    command = [sys.executable, "-m", "tools.evals", "--address", cluster.grpc_address, "--per-size", "4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     score = json.loads(done.stdout)
     assert score["all"]["items"] > 150

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-from evals import held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
@@ -13,6 +12,7 @@ from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until_nothing_moves, worker_of
+from tools.evals import held_back_items
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 FEW = {"num_blocks": 40, "block_size": 16, "kv_offloading_size": 0.02}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from evals import held_back_items
 from quire import SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
+from tools.evals import held_back_items
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 WORKER = {"num_blocks": 2000, "threads": 1}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from evals import held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from tests.e2e.conftest import running_cluster
 from tests.e2e.outputs.test_mixed_streams import ask
 from tests.waiting import worker_of
+from tools.evals import held_back_items
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 LONGEST = 2000  # characters

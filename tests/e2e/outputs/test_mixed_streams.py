@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from evals import Item, held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from quire.outputs import RequestOutput
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until_idle, worker_of
+from tools.evals import Item, held_back_items
 
 STREAMS = 64
 

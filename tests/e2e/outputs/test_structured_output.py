@@ -12,13 +12,13 @@ import httpx
 import openai
 import pytest
 
-from evals.json_object import FRAMES
 from quire import LLM, SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.shared.errors import InvalidArgument
 from tests.e2e.conftest import running_cluster
 from tests.e2e.observability.test_metrics import page
+from tools.evals.json_object import FRAMES
 
 TYPES = {"string": str, "integer": int, "boolean": bool}
 

@@ -9,13 +9,13 @@ import anthropic
 import openai
 import pytest
 
-from evals import check, held_back_items
-from evals.item import Item
-from evals.tools import spell_call
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
 from quire.shared.errors import InvalidArgument
+from tools.evals import check, held_back_items
+from tools.evals.item import Item
+from tools.evals.tools import spell_call
 
 ITEMS = held_back_items(4, ["tools"])
 

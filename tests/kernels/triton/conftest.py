@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.interpreter import ON_GPU
+from tests.kernels.triton.tuned import tune
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 def small_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs one program after the other, each as long as its arrays are large."""
     if not ON_GPU:
-        monkeypatch.setattr("quire.kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
-        monkeypatch.setattr("quire.kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 12)
-        monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 512)
-        monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 3)
+        tune(monkeypatch, "attention.decode_attention", enough_programs=16)
+        tune(monkeypatch, "attention.latent_blocks", enough_programs=12)
+        tune(monkeypatch, "sampling.filtered_sampling", block=512)
+        tune(monkeypatch, "single_row.row_attention", splits=3)

@@ -10,7 +10,6 @@ import torch
 from quire.kernels import reference, triton
 from quire.kernels.reference.linear import LinearWeight
 from quire.kernels.reference.low_rank import AdaptedRows, LowRankAddition
-from quire.kernels.triton import low_rank
 from quire.kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
 from quire.kernels.triton.single_row.row_linear import RowNorm, RowTile, row_linear, row_narrow_as_cut
 from quire.kernels.triton.single_row.row_low_rank import row_low_rank
@@ -196,7 +195,7 @@ def test_a_whole_table_stands_in_the_place_of_the_models_own(dtype, device, num_
 
 
 def test_steps_are_cut_by_how_many_rows_they_have():
-    assert [cut_for(rows).rows for rows in (1, 64, low_rank.FEW_ROWS, low_rank.FEW_ROWS + 1, 9000)] == [
+    assert [cut_for(rows).rows for rows in (1, 64, 512, 513, 9000)] == [
         16,
         16,
         16,

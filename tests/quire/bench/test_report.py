@@ -18,7 +18,7 @@ ROWS: list[report.Row] = [
 
 
 def test_a_document_says_what_where_and_how() -> None:
-    document = report.document_of(ROWS)
+    document = report.document_of(ROWS, ["quire", "bench"])
     assert list(document) == ["machine", "versions", "command", "rows"]
     assert {"cpu", "cores", "memory_gib"} <= document["machine"].keys()
     assert {"quire", "python", "grpcio"} <= document["versions"].keys()
@@ -27,7 +27,7 @@ def test_a_document_says_what_where_and_how() -> None:
 
 
 def test_the_command_measures_again_and_stores_nothing() -> None:
-    words = ["bench", "serve", "a b", "--out", "x.json", "--json", "--compare=y.json", "--runs", "3"]
+    words = ["quire", "bench", "serve", "a b", "--out", "x.json", "--json", "--compare=y.json", "--runs", "3"]
     assert report.command(words) == "quire bench serve 'a b' --runs 3"
 
 
@@ -55,9 +55,9 @@ def test_a_table_turns_when_its_lines_would_be_too_long() -> None:
 
 def test_results_are_stored_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "result.json")
-    report.deliver(Namespace(out=path, compare="", json=False), ROWS)
+    report.deliver(Namespace(out=path, compare="", json=False), ROWS, [])
     capsys.readouterr()
-    report.deliver(Namespace(out="", compare=path, json=True), ROWS)
+    report.deliver(Namespace(out="", compare=path, json=True), ROWS, [])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["rows"] == report.stored_rows(path)
     assert "1.00x" in printed.err

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.shared.rpc import admin_pass
+from quire.shared.process.runtime_folder import RUNTIME_VARIABLE
 
 AT_THE_END = """
 import os, sys
@@ -29,7 +29,7 @@ COMMAND = (sys.executable, "-m", "quire", "scheduler", "--grpc-port", "0", "--me
 @contextlib.contextmanager
 def scheduler(folder: Path) -> Iterator[str]:
     """Its id, as the line says that tells that it is ready."""
-    environment = {**os.environ, admin_pass.RUNTIME_VARIABLE: str(folder)}
+    environment = {**os.environ, RUNTIME_VARIABLE: str(folder)}
     with subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -50,7 +50,7 @@ def test_a_service_ends_before_python_takes_anything_away_from_its_threads(tmp_p
     """Which may be in the middle of a library's code: it would end by a signal instead of its status."""
     (tmp_path / "sitecustomize.py").write_text(AT_THE_END)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, admin_pass.RUNTIME_VARIABLE: str(tmp_path), "PYTHONPATH": path}
+    environment = {**os.environ, RUNTIME_VARIABLE: str(tmp_path), "PYTHONPATH": path}
 
     def ended(*command: str) -> tuple[int, bytes]:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)

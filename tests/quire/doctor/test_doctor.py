@@ -20,7 +20,7 @@ from quire import bundled
 from quire.cluster import metrics_ports
 from quire.doctor import certificates, cluster
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.version import VERSION
 from tests.e2e.conftest import running_cluster
 from tests.ports import quiet_port

@@ -12,9 +12,9 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from evals import SKILLS, Split, items, load
-from training.chat import END, START, prompt, segments
-from training.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, FastEncoder
+from tools.evals import SKILLS, Split, items, load
+from tools.training.chat import END, START, prompt, segments
+from tools.training.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, FastEncoder
 
 MODEL = Path(__file__).parents[3] / "quire" / "tiny" / "model"
 

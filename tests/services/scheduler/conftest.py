@@ -11,8 +11,8 @@ import pytest
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.running import Mask, Running
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.running.running import Mask, Running
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.timing.forecast import Forecast
 from quire.services.scheduler.kv_cache.groups import Groups
 from quire.shared import columns

@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from quire.shared.kv.kv_specs import State, reach
 

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.values.payload import Payload
 from quire.shared import columns
 from quire.shared.errors import InvalidArgument, to_proto
 from quire.shared.kv import block_hash

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 import quire.services.scheduler
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.sequence import Sequence
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import decode_failure
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared import columns
@@ -126,10 +126,10 @@ class Desk:
                 "sequences": core.num_sequences,
                 "waiting": core.num_waiting,
                 "waiting tokens": core.num_waiting_tokens,
-                "grammar users": sum(len(grammar.users) for grammar in core.state.grammars._grammars.values()),
-                "queries": len(core.state.queries),
-                "vectors": core.state.queries.num_vectors,
-                "computing": len(core.state.siblings._computing),
+                "grammar users": core.grammars.num_users,
+                "queries": len(core.queries),
+                "vectors": core.queries.num_vectors,
+                "computing": core.siblings.num_computing,
                 "used": core.use.used,
             }
         return {kind: number for kind, number in held.items() if number}
@@ -140,7 +140,7 @@ class Desk:
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
     folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
-    gives_back = frozenset({*undone, "State._drop", "Grammars.leave", "State._hand_on"})
+    gives_back = frozenset({*undone, "WaitingSequences.undo_enter", "WaitingSequences.leave_prerequisites"})
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):

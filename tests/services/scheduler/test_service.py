@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.services.scheduler import main
-from quire.services.scheduler import status as status_module
 from quire.services.scheduler.cluster.assignments import Assignments
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.core.beam.search import BeamRules
 from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.sequences.beam_search import BeamRules
+from quire.services.scheduler.operations import status as status_module
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared import columns
 from quire.shared.errors import Unavailable

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.shared.process.own_name import with_own_name
-from quire.shared.rpc import admin_pass
+from quire.shared.process.runtime_folder import RUNTIME_VARIABLE
 from quire.shared.settings import SchedulerSettings, WorkerSettings
 
 DEFAULT = f"scheduler-{socket.gethostname()}"
@@ -27,7 +27,7 @@ with with_own_name(SchedulerSettings()) as settings:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(admin_pass.RUNTIME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path))
 
 
 @contextlib.contextmanager
@@ -66,5 +66,5 @@ def test_another_service_and_a_name_that_was_given_stay_as_they_are() -> None:
 
 
 def test_a_name_without_a_number_is_taken_where_there_is_no_folder_to_agree_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(admin_pass.RUNTIME_VARIABLE, "/proc/no/such")
+    monkeypatch.setenv(RUNTIME_VARIABLE, "/proc/no/such")
     assert own_name() == DEFAULT

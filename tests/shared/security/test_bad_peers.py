@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2 as pb
 
 from quire.shared.rpc.channel import connect
 from quire.shared.rpc.server import Server
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 CHECK = "/grpc.health.v1.Health/Check"
 LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)

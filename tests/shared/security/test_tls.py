@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from quire.shared.security.tls import server_context
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 

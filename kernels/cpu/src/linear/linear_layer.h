@@ -18,7 +18,7 @@ struct LinearCall {
   int64_t x_stride = 0, y_stride = 0;  // elements from row to row; 0: they follow each other
 };
 
-// Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (kernels.bench.cpu linear --cold): asking
+// Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (tools.bench.kernels.cpu linear --cold): asking
 // ahead in tall panels takes M = 16 from 250 to 420 GFLOP/s and M = 32 from 320 to 460 (530 is the peak). In a single
 // tile the hardware's own prefetching suffices up to 4 rows (38 GB/s; asking as well costs 10 %); at 8 rows asking 32
 // steps ahead gains 12 %, 16 and 64 steps less.

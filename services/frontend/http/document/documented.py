@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from quire.services.frontend.http.answer import EVENTS
-from quire.services.frontend.http.body import BYTES
+from quire.services.frontend.http.dialect import EVENTS, WorkPath
+from quire.services.frontend.http.dialects import Dialects
+from quire.services.frontend.http.document.schemas import Schema
 from quire.services.frontend.http.fields import ranges
 from quire.services.frontend.http.router import built
-
-Schema = dict[str, Any]
 
 LENIENT = (
     "Numbers and booleans may stand in bodies as text, booleans in place of numbers, and 0 and 1 in place of booleans; "
@@ -42,132 +40,8 @@ STATUSES: Mapping[str, str] = {
 }
 
 
-def _object(**properties: Any) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "number"}
-BOOLEAN = {"type": "boolean"}
-MAYBE_TEXT = {"type": ["string", "null"]}
-ANYTHING: Schema = {}
-OPENAI_ERROR = _object(
-    error=_object(message=TEXT, type=TEXT, param=MAYBE_TEXT, code={"type": ["integer", "string", "null"]})
-)
-ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT))
-OLLAMA_ERROR = _object(error=TEXT)
-USAGE = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
-CHOICE = {"index": COUNT, "finish_reason": MAYBE_TEXT, "logprobs": ANYTHING}
-
-COMPLETION = _object(
-    id=TEXT, object=TEXT, created=COUNT, model=TEXT, choices=_list(_object(text=TEXT, **CHOICE)), usage=USAGE
-)
-CHAT = _object(
-    id=TEXT,
-    object=TEXT,
-    created=COUNT,
-    model=TEXT,
-    choices=_list(_object(message=_object(role=TEXT, content=MAYBE_TEXT), **CHOICE)),
-    usage=USAGE,
-)
-
-RANKED = _object(
-    id=TEXT,
-    model=TEXT,
-    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
-    results=_list(_object(index=COUNT, relevance_score=NUMBER)),
-)
-
-EMBEDDED = _object(
-    id=TEXT,
-    response_type=TEXT,
-    embeddings={"type": ["object", "array"]},
-    texts=_list(TEXT),
-    meta=_object(billed_units=_object(input_tokens=COUNT)),
-)
-
-GENERATED = _object(
-    text=TEXT, output_ids=_list(COUNT), meta_info=_object(id=TEXT, prompt_tokens=COUNT, completion_tokens=COUNT)
-)
-
-
-def _pooled(**entry: Schema) -> Schema:
-    return _object(
-        id=TEXT,
-        object={"const": "list"},
-        created=COUNT,
-        model=TEXT,
-        data=_list(_object(index=COUNT, **entry)),
-        usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
-    )
-
-
-VECTORS = _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]})
-CLASSES = _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT)
-SCORES = _pooled(object=TEXT, score=NUMBER)
-
-VERSIONS = ("", "/versions/{version}")
-_TEXT_OUTPUT = _object(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, _list(TEXT)]})
-OF_MODELS: Mapping[str, Schema] = {
-    "infer": _object(
-        model_name=TEXT,
-        model_version=TEXT,
-        outputs=_list(_object(name=TEXT, datatype=TEXT, shape=_list(COUNT), data=_list(ANYTHING))),
-    ),
-    "generate": _TEXT_OUTPUT,
-    "generate_stream": _TEXT_OUTPUT,
-}
-
-# What a call is answered with in one piece; with `stream`, server-sent events.
-ANSWERS: Mapping[str, Schema] = {
-    "/v1/completions": COMPLETION,
-    "/v1/chat/completions": CHAT,
-    "/v1/chat/completions/batch": CHAT,
-    "/v1/embeddings": VECTORS,
-    "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), _list(_list(NUMBER)), TEXT]}),
-    "/classify": CLASSES,
-    "/score": SCORES,
-    "/v1/score": SCORES,
-    "/rerank": RANKED,
-    "/v1/rerank": RANKED,
-    "/v2/rerank": RANKED,
-    "/v1/embed": EMBEDDED,
-    "/v2/embed": EMBEDDED,
-    "/invocations": {"anyOf": [CHAT, COMPLETION, VECTORS, CLASSES, SCORES, RANKED]},
-    "/v1/responses": _object(
-        id=TEXT,
-        object={"const": "response"},
-        created_at=NUMBER,
-        model=TEXT,
-        status=TEXT,
-        output=_list(_object(type=TEXT)),
-        usage={"anyOf": [_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT), {"type": "null"}]},
-    ),
-    "/v1/messages": _object(
-        id=TEXT,
-        type={"const": "message"},
-        role=TEXT,
-        model=TEXT,
-        content=_list(_object(type=TEXT)),
-        stop_reason=MAYBE_TEXT,
-        usage=_object(input_tokens=COUNT, output_tokens=COUNT),
-    ),
-    "/api/chat": _object(model=TEXT, created_at=TEXT, done=BOOLEAN, message=_object(role=TEXT, content=TEXT)),
-    "/api/generate": _object(model=TEXT, created_at=TEXT, done=BOOLEAN, response=TEXT),
-    "/api/embed": _object(model=TEXT, embeddings=_list(_list(NUMBER)), prompt_eval_count=COUNT),
-    "/api/embeddings": _object(embedding=_list(NUMBER)),
-    "/generate": {"anyOf": [GENERATED, _list(GENERATED)]},
-    **{f"/v2/models/{{name}}{version}/{path}": answer for version in VERSIONS for path, answer in OF_MODELS.items()},
-}
-LINES = ("/api/chat", "/api/generate")  # which stream lines of JSON
-TENSORS = tuple(f"/v2/models/{{name}}{version}/infer" for version in VERSIONS)  # which come as bytes instead
-
-
-def document(app: FastAPI, error_of: Callable[[str], Schema]) -> None:
-    """Makes it when it is first asked for. `error_of`: the shape of a path's errors."""
+def document(app: FastAPI, dialects: Dialects) -> None:
+    """Makes it when it is first asked for. `dialects`: shapes of answers and errors, by path."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
@@ -178,11 +52,12 @@ def document(app: FastAPI, error_of: Callable[[str], Schema]) -> None:
                 routes=[*map(built, app.routes)],
                 servers=app.servers,
             )
+            work = dialects.documented()
             for path, operations in app.openapi_schema["paths"].items():
-                error = error_of(path)
+                error = dialects.error_schema(path)
                 for method in HTTP_METHODS:
                     if method in operations:
-                        _complete(operations[method]["responses"], path, error)
+                        _complete(operations[method]["responses"], work.get(path), error)
             schemas = app.openapi_schema.get("components", {}).get("schemas", {})
             ranges.describe(schemas.values())
             for name in ("HTTPValidationError", "ValidationError"):
@@ -192,11 +67,11 @@ def document(app: FastAPI, error_of: Callable[[str], Schema]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete(responses: Schema, path: str, error: Schema) -> None:
+def _complete(responses: Schema, work: WorkPath | None, error: Schema) -> None:
     responses.pop(UNSENT, None)
-    if path in ANSWERS:
-        other = "application/x-ndjson" if path in LINES else BYTES if path in TENSORS else EVENTS
+    if work is not None and work.answer is not None:
+        other = work.streamed_as
         text: Schema = {} if other == EVENTS else {"schema": {"type": "string"}}  # each event has a shape of its own
-        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, other: text}
+        responses["200"]["content"] = {"application/json": {"schema": work.answer}, other: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

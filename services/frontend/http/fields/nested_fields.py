@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from pydantic import BaseModel
 
 from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
 
@@ -59,26 +57,3 @@ def _written(path: Path) -> str:
 def _is_opaque(value: Mapping[str, Any], shape: Shape) -> bool:
     kind = value.get("type")
     return isinstance(kind, str) and kind in shape.opaque
-
-
-def check_models(unknown: UnknownFields, model: BaseModel) -> None:
-    """Raises InvalidArgument for a field that is refused in the models inside of a body."""
-    inside = list(_models(model, ""))
-    if len({name for _, one in inside for name in one.model_extra or ()}) > MOST_NAMES:
-        raise too_many_names("")
-    for place, one in inside:
-        fields = {field.alias or name for name, field in type(one).model_fields.items()}
-        unknown.check((one.model_extra or {}).keys(), fields, place)
-
-
-def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
-    """The models inside, and the prefix of their fields."""
-    for name in model.model_fields_set & type(model).model_fields.keys():
-        value = getattr(model, name)
-        entries = {f"{place}{name}.": value}
-        if isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            entries = {f"{place}{name}[{number}].": entry for number, entry in enumerate(value)}
-        for prefix, one in entries.items():
-            if isinstance(one, BaseModel):
-                yield prefix, one
-                yield from _models(one, prefix)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.services.frontend.access.rate_limit import headers_of
 from quire.services.frontend.calls.calls import Call, Calls
-from quire.services.frontend.http.headers import CALL, HANDLER, KEEPALIVE, request_id_headers, sent_id, traceparent
-from quire.shared.errors import Internal, QuireError
+from quire.services.frontend.http.dialects import Dialects
+from quire.services.frontend.http.headers import (
+    CALL,
+    DIALECTS,
+    HANDLER,
+    KEEPALIVE,
+    request_id_headers,
+    sent_id,
+    traceparent,
+)
+from quire.shared.errors import Internal
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
 
@@ -32,14 +39,14 @@ class CallScope:
         app: ASGIApp,
         calls: Calls,
         metrics: FrontendMetrics,
-        refusal: Callable[[str, QuireError], Response],
+        dialects: Dialects,
         keepalive_s: float = 0.0,
     ) -> None:
-        """`refusal`: how the clients of a path are told; `keepalive_s`: silence of a stream before a keep-alive."""
+        """`keepalive_s`: silence of a stream before a keep-alive."""
         self._app = app
         self._calls = calls
         self._metrics = metrics
-        self._refusal = refusal
+        self._dialects = dialects
         self._keepalive_s = keepalive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +65,7 @@ class CallScope:
 
         with self._calls.begin() as call:
             scope[CALL] = call
+            scope[DIALECTS] = self._dialects
             call.address = (scope.get("client") or ("",))[0]
             scope[KEEPALIVE] = self._keepalive_s
             call.traceparent = traceparent(scope["headers"])
@@ -69,7 +77,7 @@ class CallScope:
                 log.exception("a call failed", request=call.id or sent_id(scope["headers"]), route=_route(scope))
                 call.error = Internal(type(fault).__name__)
                 if not status:
-                    await self._refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
+                    await self._dialects.refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
             finally:
                 self._end(call, scope, status or CLIENT_GONE)
 

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.services.frontend.access.rate_limit import headers_of
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Call, Calls
+from quire.services.frontend.http.dialects import Dialects
 from quire.services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
 from quire.services.frontend.http.server.protocol import WrittenAnswer
 from quire.shared.errors import QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 
-WORK = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/chat/completions/batch",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/embed",
-    "/v2/embed",
-    "/invocations",
-    "/api/chat",
-    "/api/generate",
-    "/api/embed",
-    "/api/embeddings",
-    "/generate",
-)
-
-MODELS = "/v2/models/"  # behind the name of one of them:
-WORK_OF_MODELS = ("infer", "generate", "generate_stream")
-
 MOST_WORDED = 64  # refusals that are kept as they are written
-
-Wording = Callable[[str, QuireError], Response]  # an error as the clients of a path read it
 
 
 class HttpDoor:
@@ -55,14 +23,13 @@ class HttpDoor:
     for its turn."""
 
     def __init__(
-        self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, wording: Wording
+        self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, dialects: Dialects
     ) -> None:
         self._app = app
         self._admission = admission
         self._calls = calls
         self._metrics = metrics
-        self._wording = wording
-        self._paths = frozenset(WORK)
+        self._dialects = dialects
         self._worded: dict[tuple[str, str, str], WrittenAnswer] = {}
         self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
@@ -73,27 +40,20 @@ class HttpDoor:
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
         """The whole answer to a call that nothing has room for; None to let it in."""
         path = target.partition(b"?")[0].decode("latin-1")
-        known_as = self._work(path) if method == b"POST" else ""
+        known_as = self._dialects.work_path(path) if method == b"POST" else ""
         if not known_as:
             return None
+        tenant = self._calls.access.tenant_of_headers(headers)
         try:
-            tenant = self._calls.access.tenant_of_headers(headers)
             self._admission.check_open(self._num_arriving, tenant)
         except QuireError as error:
             written = self._written(path, error)
             self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()
             self._calls.refused(f"POST {known_as}", str(written.status))
-            limits = headers_of(self._admission.rate_limits())
+            limits = headers_of(self._admission.rate_limits(tenant))
             return written.with_headers([*request_id_headers(sent_id(headers)), *limits])
         self._arrives()
         return None
-
-    def _work(self, path: str) -> str:
-        """The path as metrics know it; empty for what takes no place."""
-        if path in self._paths:
-            return path
-        last = path.rpartition("/")[2]
-        return f"{MODELS}{{name:path}}/{last}" if last in WORK_OF_MODELS and path.startswith(MODELS) else ""
 
     def _written(self, path: str, error: QuireError) -> WrittenAnswer:
         """While there is no room, hundreds are told the same."""
@@ -101,11 +61,12 @@ class HttpDoor:
         if key not in self._worded:
             if len(self._worded) >= MOST_WORDED:
                 self._worded.clear()
-            self._worded[key] = WrittenAnswer.of(self._wording(path, error))
+            self._worded[key] = WrittenAnswer.of(self._dialects.refusal(path, error))
         return self._worded[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known_as = self._work(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else ""
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        known_as = self._dialects.work_path(scope["path"]) if is_post else ""
         if not known_as:
             await self._app(scope, receive, send)
             return
@@ -116,7 +77,7 @@ class HttpDoor:
             await call.enter()
         except QuireError as error:
             call.error = error
-            await self._wording(scope["path"], error)(scope, receive, send)
+            await self._dialects.refusal(scope["path"], error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

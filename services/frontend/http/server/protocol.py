@@ -74,6 +74,7 @@ class Guarded(HttpToolsProtocol):
     _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
     _trailer_bytes = 0
     _half_closed: HalfClosed | None = None
+    _answering: RequestResponseCycle | None = None  # `cycle` is the last of a pipeline
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -242,9 +243,10 @@ class Guarded(HttpToolsProtocol):
             self.transport.close()
             return
         self._is_over = True
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        for cycle in (self._answering, self.cycle, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self.transport.write_eof()
         self._reading.set(LINGER_S, self.transport.close)
 
@@ -253,6 +255,8 @@ class Guarded(HttpToolsProtocol):
         answer = type(self).refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
         if answer is None:
             super().on_headers_complete()
+            if is_free:
+                self._answering = self.cycle
             return
         self.cycle = REFUSED
         if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
@@ -260,6 +264,12 @@ class Guarded(HttpToolsProtocol):
         else:
             self.transport.write(answer)
         self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        """Goes on with the next call of a pipeline."""
+        following = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        self._answering = following
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

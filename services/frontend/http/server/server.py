@@ -16,7 +16,7 @@ from quire.services.frontend.http.server.connections import Connections
 from quire.services.frontend.http.server.protocol import Entrance, guarded
 from quire.shared import ports
 from quire.shared.security.tls import server_context
-from quire.shared.settings.tls import Tls
+from quire.shared.security.tls_files import Tls
 
 # Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
 # bound (net.core.somaxconn) is 4096 as a rule.

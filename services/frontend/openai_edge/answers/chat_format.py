@@ -7,10 +7,17 @@ from typing import Any
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
-from quire.services.frontend.openai_edge.answers.message_parts import delta_of, has_calls, message_of
+from quire.services.frontend.openai_edge.answers.message_parts import (
+    MessageText,
+    TextCalls,
+    delta_of,
+    has_calls,
+    message_of,
+)
 from quire.services.frontend.openai_edge.answers.metrics import metrics
 from quire.services.frontend.openai_edge.answers.prompt_logprobs import prompt_logprobs
 from quire.services.frontend.openai_edge.body.requests import AnswerOptions
+from quire.services.frontend.output_processor.answer_parser import Part
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -32,13 +39,16 @@ class ChatFormat:
         self._called: set[int] = set()  # samples with tool calls
         self._was_free = request.tool_use is None or not request.tool_use.name
         self._n = request.sampling.n
+        tools = request.tool_use.tools if request.tool_use is not None else ()
+        names = frozenset(tool.name for tool in tools if tool.text_input is not None)
+        self._text_calls = [TextCalls(names) for _ in range(request.num_samples)]
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         chunks = []
         if delta.sample not in self._opened:
             self._opened.add(delta.sample)
             chunks.append(self._opening(delta.sample, generation))
-        news = {"content": delta.text} if delta.parts is None else delta_of(delta.parts)
+        news = {"content": delta.text} if delta.parts is None else delta_of(self._read(delta))
         details = self._details(delta)
         if news or delta.finish is not None or delta.logprobs or self._options.token_ids:
             choice = {"index": delta.sample, "delta": news, **details}
@@ -69,10 +79,14 @@ class ChatFormat:
         return self._options.prefix[sample // self._n] if self._options.prefix else ""
 
     def _message(self, delta: SampleDelta) -> dict[str, Any]:
-        message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
+        message = {"content": delta.text} if delta.parts is None else message_of(self._read(delta))
         if prefix := self._prefix(delta.sample):
             message["content"] = prefix + (message["content"] or "")
         return {"role": "assistant", "refusal": None, "annotations": [], **message}
+
+    def _read(self, delta: SampleDelta) -> list[Part | MessageText]:
+        calls = self._text_calls[delta.sample]
+        return calls.read(delta.parts or (), ended=delta.finish is not None)
 
     def _details(self, delta: SampleDelta) -> dict[str, Any]:
         told = delta.logprobs

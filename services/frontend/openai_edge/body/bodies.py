@@ -18,15 +18,15 @@ from pydantic import (
 )
 
 from quire.services.frontend.bounds.bodies.extra_body import opened
+from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import described
 from quire.services.frontend.http.fields.model_field import ModelField
-from quire.services.frontend.http.fields.nested_fields import Shape, check_models, check_objects
+from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag
 from quire.services.frontend.http.fields.plain_fields import PlainFields
 from quire.services.frontend.http.fields.ranges import exactly_one, given
-from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.services.frontend.input_processor.pooling.pooling import POOLERS
-from quire.services.frontend.input_processor.sampling.not_offered import HARMLESS, refuse_not_offered
+from quire.services.frontend.input_processor.sampling.not_offered import HARMLESS
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
 from quire.services.frontend.openai_edge.body.output_forms import ResponseFormat, StructuredOutputsBody
@@ -69,13 +69,13 @@ def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     return value if isinstance(value, array) else check(value)
 
 
-class Body(BaseModel):
+class Body(CheckedBody):
     """Any body."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, HARMLESS))
 
-    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS  # by name, the values that ask for nothing
-    objects: ClassVar[Mapping[str, Shape]] = {}  # fields that hold objects without a model of their own
+    read_over = IGNORED
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = HARMLESS
 
     model: ModelField = ""
 
@@ -83,16 +83,6 @@ class Body(BaseModel):
     @classmethod
     def _open_extra_body(cls, sent: Any) -> Any:
         return opened(sent)
-
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra = self.model_extra or {}
-        known = IGNORED | self.not_offered.keys()
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
-        refuse_not_offered(extra, self.not_offered)
-        check_models(unknown, self)
-        for name, shape in self.objects.items():
-            check_objects(unknown, getattr(self, name), shape, name)
 
 
 class StreamOptions(BaseModel):
@@ -124,9 +114,6 @@ class GenerationBody(Body, PlainFields):
 
     n: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -134,7 +121,6 @@ class GenerationBody(Body, PlainFields):
     stop_token_ids: list[int] | None = None
     ignore_eos: Flag = False
     include_stop_str_in_output: Flag = False
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
         None, description="of packages installed beside the workers: name to arguments"

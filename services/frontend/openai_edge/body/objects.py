@@ -5,7 +5,10 @@ from __future__ import annotations
 from quire.services.frontend.http.fields.nested_fields import Shape
 
 CALLED = Shape(frozenset({"name", "arguments"}))
-CALL = Shape(frozenset({"id", "type", "index", "function", "custom"}), {"function": CALLED})
+CALL = Shape(
+    frozenset({"id", "type", "index", "function", "custom"}),
+    {"function": CALLED, "custom": Shape(frozenset({"name", "input"}))},
+)
 PART = Shape(
     frozenset({
         "type", "text", "refusal", "image_url", "input_audio", "file", "annotations", "cache_control",
@@ -20,8 +23,14 @@ MESSAGE = Shape(
     {"content": PART, "tool_calls": CALL},
 )  # fmt: skip
 FUNCTION = Shape(frozenset({"name", "description", "parameters", "strict", "cache_control"}))
-TOOL = Shape(frozenset({"type", "function", "custom", "cache_control"}), {"function": FUNCTION})
+GRAMMAR = Shape(frozenset({"syntax", "definition"}))
+CUSTOM = Shape(
+    frozenset({"name", "description", "format", "cache_control"}),
+    {"format": Shape(frozenset({"type", "grammar"}), {"grammar": GRAMMAR})},
+)
+TOOL = Shape(frozenset({"type", "function", "custom", "cache_control"}), {"function": FUNCTION, "custom": CUSTOM})
 ALLOWED = Shape(frozenset({"mode", "tools"}), {"tools": TOOL})
 TOOL_CHOICES = Shape(
-    frozenset({"type", "function", "custom", "allowed_tools"}), {"function": FUNCTION, "allowed_tools": ALLOWED}
+    frozenset({"type", "function", "custom", "allowed_tools"}),
+    {"function": FUNCTION, "custom": CUSTOM, "allowed_tools": ALLOWED},
 )

@@ -9,6 +9,7 @@ from quire.services.frontend.openai_edge.body.bodies import ChatOptions, Tokeniz
 from quire.services.frontend.openai_edge.body.said import ROLES
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from quire.services.frontend.request.tool_offer import INPUT
 from quire.shared.errors import InvalidArgument
 
 BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
@@ -132,6 +133,11 @@ def _part(part: Any) -> str:
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:
+    custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
+    if isinstance(custom, dict):
+        if not isinstance(text := custom.get(INPUT), str):
+            raise InvalidArgument(f"messages: a custom tool call needs its {INPUT}, a text", field="messages")
+        return conversation.tool_call(str(call.get("id") or ""), str(custom.get("name") or ""), {INPUT: text})
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidArgument("messages: a tool call needs a function", field="messages")

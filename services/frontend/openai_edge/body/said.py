@@ -21,15 +21,34 @@ FUNCTION: Schema = {
         "strict": {"type": ["boolean", "null"]},
     },
 }
-CALLED: Schema = {"type": "object", "required": ["function"], "properties": {"function": FUNCTION}}
-TOOLS: Schema = {
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["function"],
-        "properties": {"type": {"const": "function"}, "function": FUNCTION},
+TEXT_FORMAT: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+GRAMMAR: Schema = {
+    "type": "object",
+    "required": ["syntax", "definition"],
+    "properties": {"syntax": {"enum": ["lark", "regex"]}, "definition": {"type": "string", "minLength": 1}},
+}
+GRAMMAR_FORMAT: Schema = {
+    "type": "object",
+    "required": ["type", "grammar"],
+    "properties": {"type": {"const": "grammar"}, "grammar": GRAMMAR},
+}
+CUSTOM: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "description": {"type": ["string", "null"]},
+        "format": {"anyOf": [TEXT_FORMAT, GRAMMAR_FORMAT, {"type": "null"}]},
     },
 }
+CALLED: Schema = {
+    "type": "object",
+    "anyOf": [
+        {"required": ["function"], "properties": {"type": {"const": "function"}, "function": FUNCTION}},
+        {"required": ["type", "custom"], "properties": {"type": {"const": "custom"}, "custom": CUSTOM}},
+    ],
+}
+TOOLS: Schema = {"minItems": 1, "items": CALLED}
 TOOL_CHOICE: Schema = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -37,6 +56,11 @@ TOOL_CHOICE: Schema = {
             "type": "object",
             "required": ["type", "function"],
             "properties": {"type": {"const": "function"}, "function": FUNCTION},
+        },
+        {
+            "type": "object",
+            "required": ["type", "custom"],
+            "properties": {"type": {"const": "custom"}, "custom": CUSTOM},
         },
         {
             "type": "object",

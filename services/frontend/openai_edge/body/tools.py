@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.services.frontend.request.request import Tool
-from quire.services.frontend.request.tool_offer import AUTO, NONE, REQUIRED, ToolOffer, new_tool, offer
+from quire.services.frontend.request.tool_offer import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ToolOffer,
+    as_shown,
+    new_tool,
+    offer,
+    text_tool,
+)
 from quire.shared.errors import InvalidArgument, Unimplemented
 
+FUNCTION, CUSTOM = "function", "custom"
+KINDS = (FUNCTION, CUSTOM)
 SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 
 
@@ -23,7 +34,8 @@ def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> 
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = _allowed(tools, choice)
     offered = [_tool(number, tool) for number, tool in enumerate(tools)]
-    return offer(offered, mode, name, parallel=parallel, shown=tools)
+    shown = [tool if read.text_input is None else as_shown(read) for tool, read in zip(tools, offered, strict=True)]
+    return offer(offered, mode, name, parallel=parallel, shown=shown)
 
 
 def _choice(choice: Any) -> tuple[str, str]:
@@ -31,9 +43,7 @@ def _choice(choice: Any) -> tuple[str, str]:
     if isinstance(choice, str) and choice in (NONE, AUTO, REQUIRED):
         return choice, ""
     if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") == "function" and isinstance(name, str) and name:
+        if choice.get("type") in KINDS and (name := _name_of(choice)):
             return REQUIRED, name
         allowed = choice.get("allowed_tools")
         if (
@@ -62,17 +72,31 @@ def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dic
 
 def _name_of(tool: Any) -> str:
     """Empty where there is none."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    kind = tool.get("type", FUNCTION) if isinstance(tool, dict) else None
+    inner = tool.get(kind) if kind in KINDS else None
+    name = inner.get("name") if isinstance(inner, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
-    kind = tool.get("type", "function")
-    if kind != "function":
+    kind = tool.get("type", FUNCTION)
+    if kind == CUSTOM:
+        return _custom(number, tool)
+    if kind != FUNCTION:
         raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidArgument(f"tools[{number}]: function must be an object{SHAPE}", field="tools")
     fields = (function.get(name) for name in ("name", "parameters", "description", "strict"))
     return new_tool(f"tools[{number}]", *fields)
+
+
+def _custom(number: int, tool: Mapping[str, Any]) -> Tool:
+    """A tool that takes a text in place of JSON."""
+    custom = tool.get(CUSTOM)
+    if not isinstance(custom, dict):
+        shape = ', as in {"type": "custom", "custom": {"name": "..."}}'
+        raise InvalidArgument(f"tools[{number}]: custom must be an object{shape}", field="tools")
+    format = custom.get("format")
+    grammar = format.get("grammar") if isinstance(format, dict) else None
+    return text_tool(f"tools[{number}]", custom.get("name"), custom.get("description"), format, grammar)

@@ -10,15 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from quire.services.frontend.bounds.bodies.extra_body import opened
 from quire.services.frontend.http.fields.known_fields import described
 from quire.services.frontend.http.fields.model_field import ModelField
-from quire.services.frontend.http.fields.nested_fields import check_models, check_objects
+from quire.services.frontend.http.fields.nested_fields import check_objects
 from quire.services.frontend.http.fields.optional_fields import Flag
 from quire.services.frontend.http.fields.plain_fields import PlainFields
 from quire.services.frontend.http.fields.ranges import needs
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
 from quire.services.frontend.input_processor.sampling.other_samplers import SAMPLERS
 from quire.services.frontend.openai_edge.body.output_forms import StructuredOutputsBody
-from quire.services.frontend.openai_edge.body.said import FUNCTION
+from quire.services.frontend.openai_edge.body.said import CUSTOM, FUNCTION, TEXT_FORMAT
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ThinkingField
 from quire.services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
 from quire.services.frontend.openai_edge.responses.said import INPUT
@@ -49,10 +48,28 @@ CALLABLE: dict[str, Any] = {
     "required": ["type", "name"],
     "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
 }
+GRAMMAR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "syntax", "definition"],
+    "properties": {
+        "type": {"const": "grammar"},
+        "syntax": {"enum": ["lark", "regex"]},
+        "definition": {"type": "string", "minLength": 1},
+    },
+}
 TOOLS: dict[str, Any] = {
     "items": {
         "anyOf": [
             CALLABLE,
+            {
+                **CUSTOM,
+                "required": ["type", "name"],
+                "properties": {
+                    **CUSTOM["properties"],
+                    "type": {"const": "custom"},
+                    "format": {"anyOf": [TEXT_FORMAT, GRAMMAR, {"type": "null"}]},
+                },
+            },
             {
                 "type": "object",
                 "required": ["type", "name", "tools"],
@@ -65,7 +82,9 @@ TOOLS: dict[str, Any] = {
             {
                 "type": "object",
                 "required": ["type"],
-                "properties": {"type": {"not": {"enum": ["function", "namespace"]}, "type": "string", "minLength": 1}},
+                "properties": {
+                    "type": {"not": {"enum": ["custom", "function", "namespace"]}, "type": "string", "minLength": 1}
+                },
                 "description": "tools that this server does not run are not shown to the model",
             },
         ]
@@ -84,7 +103,7 @@ TOOL_CHOICE: dict[str, Any] = {
         {
             "type": "object",
             "required": ["type", "name"],
-            "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+            "properties": {"type": {"enum": ["custom", "function"]}, "name": {"type": "string", "minLength": 1}},
         },
         {
             "type": "object",
@@ -132,6 +151,10 @@ class ResponsesBody(PlainFields):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=described(IGNORED, DOCUMENTED, RULES))
 
+    read_over = IGNORED
+    not_offered = NOT_OFFERED
+    objects = OBJECTS
+
     model: ModelField = ""
     input: str | list[dict[str, Any]] = Field(json_schema_extra=INPUT)
     instructions: str | None = None
@@ -144,9 +167,6 @@ class ResponsesBody(PlainFields):
     )
     max_output_tokens: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -154,7 +174,6 @@ class ResponsesBody(PlainFields):
     min_tokens: int | None = None
     include_stop_str_in_output: Flag = False
     skip_special_tokens: Flag = True
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = None
     structured_outputs: StructuredOutputsBody | None = None
@@ -184,14 +203,7 @@ class ResponsesBody(PlainFields):
     def _open_extra_body(cls, sent: Any) -> Any:
         return opened(sent)
 
-    def refuse_unknown(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument for a misspelt field, which would otherwise be a silent default."""
-        extra, known = self.model_extra or {}, IGNORED | NOT_OFFERED.keys()
-        unknown.check(extra.keys() - known, type(self).model_fields.keys() | known)
-        refuse_not_offered(extra, NOT_OFFERED)
-        check_models(unknown, self)
-        for name, shape in OBJECTS.items():
-            check_objects(unknown, getattr(self, name), shape, name)
+    def check_rules(self, unknown: UnknownFields) -> None:
         check_objects(unknown, self.text and self.text.format, FORMAT, "text.format")
         for name in self.include or ():
             if name not in INCLUDABLE:

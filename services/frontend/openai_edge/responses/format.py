@@ -19,7 +19,7 @@ from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
 from quire.services.frontend.openai_edge.responses.numbers import writable
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
-from quire.services.frontend.openai_edge.responses.tools import added, echoed, namespaces
+from quire.services.frontend.openai_edge.responses.tools import added, called, echoed
 from quire.services.frontend.openai_edge.responses.turns import Item
 from quire.services.frontend.output_processor.answer_parser import Part
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -92,7 +92,7 @@ class ResponsesFormat:
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
-        self._namespaces = namespaces([*(body.tools or ()), *added(conversation)])
+        self._tools = called([*(body.tools or ()), *added(conversation)])
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -157,7 +157,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
-        self._item = new_item(part, self._identity.new_item_id, self._namespaces)
+        self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)
@@ -208,7 +208,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        **{name: sampling.plain.get(name, 0.0) for name in PENALTIES},
+        **{name: sampling.value(name) for name in PENALTIES},
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": effort, "summary": summary},
         "store": body.store is not False,
@@ -217,7 +217,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": echoed(body.tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
+        "top_p": sampling.value("top_p"),
         "truncation": "disabled",
         **{name: _text(body, name) for name in ECHOED},
     }

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire.services.frontend.openai_edge.responses.tools import CalledTool
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
+from quire.services.frontend.output_processor.parsing.input_text import InputText
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -109,15 +111,13 @@ class MessageItem(_TextItem):
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-class CallItem(OutputItem):
-    """A function call."""
+class _CallItem(OutputItem):
+    """With a text that belongs to one call."""
 
-    def __init__(self, item_id: str, piece: CallPiece, namespace: str, name: str) -> None:
-        """`namespace`: of the function that is called, empty for one without; `name`: its name there."""
+    def __init__(self, item_id: str, piece: CallPiece, tool: CalledTool) -> None:
         super().__init__(item_id)
         self._piece = piece
-        self._namespace = namespace
-        self._name = name
+        self._tool = tool
 
     def takes(self, part: Part) -> bool:
         return isinstance(part, CallPiece) and part.number == self._piece.number
@@ -125,23 +125,53 @@ class CallItem(OutputItem):
     def opening(self) -> list[Event]:
         return []
 
+    def _fields(self, kind: str, status: str, text: Json) -> Json:
+        fields = {"call_id": self._piece.id, "name": self._tool.name, **text}
+        if self._tool.namespace:
+            fields["namespace"] = self._tool.namespace
+        return {"id": self.id, "type": kind, **fields, "status": status}
+
+
+class CallItem(_CallItem):
+    """A function call."""
+
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
         assert isinstance(part, CallPiece)
         self.text += part.arguments
         return [("response.function_call_arguments.delta", {"delta": part.arguments})] if part.arguments else []
 
     def closing(self) -> list[Event]:
-        return [("response.function_call_arguments.done", {"arguments": self.text, "name": self._name})]
+        return [("response.function_call_arguments.done", {"arguments": self.text, "name": self._tool.name})]
 
     def as_json(self, status: str) -> Json:
-        fields = {"call_id": self._piece.id, "name": self._name, "arguments": self.text}
-        if self._namespace:
-            fields["namespace"] = self._namespace
-        return {"id": self.id, "type": "function_call", **fields, "status": status}
+        return self._fields("function_call", status, {"arguments": self.text})
 
 
-def new_item(part: Part, new_id: Callable[[str], str], namespaces: Mapping[str, tuple[str, str]]) -> OutputItem:
-    """`new_id`: by what stands in front. `namespaces`: as tools.namespaces returns them."""
+class CustomCallItem(_CallItem):
+    """A call of a tool that takes a text."""
+
+    def __init__(self, item_id: str, piece: CallPiece, tool: CalledTool) -> None:
+        super().__init__(item_id, piece, tool)
+        self._input = InputText()
+
+    def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
+        assert isinstance(part, CallPiece)
+        return self._more(self._input.push(part.arguments))
+
+    def closing(self) -> list[Event]:
+        return [*self._more(self._input.finish()), ("response.custom_tool_call_input.done", {"input": self.text})]
+
+    def _more(self, text: str) -> list[Event]:
+        self.text += text
+        return [("response.custom_tool_call_input.delta", {"delta": text})] if text else []
+
+    def as_json(self, status: str) -> Json:
+        return self._fields("custom_tool_call", status, {"input": self.text})
+
+
+def new_item(part: Part, new_id: Callable[[str], str], tools: Mapping[str, CalledTool]) -> OutputItem:
+    """`new_id`: by what stands in front. `tools`: as tools.called returns them."""
     if isinstance(part, CallPiece):
-        return CallItem(new_id("fc"), part, *namespaces.get(part.name, ("", part.name)))
+        tool = tools.get(part.name, CalledTool("", part.name))
+        return CustomCallItem(new_id("ctc"), part, tool) if tool.takes_text else CallItem(new_id("fc"), part, tool)
     return ReasoningItem(new_id("rs")) if isinstance(part, Reasoning) else MessageItem(new_id("msg"))

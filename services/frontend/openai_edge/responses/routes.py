@@ -11,15 +11,12 @@ from fastapi import Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.kept_answer import BegunAnswer
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.format import (
@@ -38,7 +35,6 @@ from quire.services.frontend.openai_edge.responses.turns import Item, as_items
 from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
 from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.services.frontend.streams.stream import Stream
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
 
 PREFIX = "/v1/responses"
@@ -55,30 +51,20 @@ class KeptBody(BaseModel):
 class ResponseRoutes:
     """Bodies to requests, requests to answers, ids to what is stored."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        processor: InputProcessor,
-        tokenizer: Tokenizer,
-        catalogue: Catalogue,
-        bounds: BodyBounds,
-        *,
-        store: ResponseStore,
-        resumable: ResumableHttp,
-    ) -> None:
-        self._generator = generator
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
-        self._store = store
+    def __init__(self, context: ServingContext, resumable: ResumableHttp) -> None:
+        self._generator = context.generator
+        self._processor = context.processor
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
+        self._store = ResponseStore(context.response_store_bytes)
         self._resumable = resumable
-        self._unknown = bounds.unknown_fields
+        self._unknown = context.bounds.unknown_fields
         resumable.offer(PREFIX, self._again)
         self.router = Router(tags=["responses"], own_query=True)
-        new = Router(tags=["responses"], own_query=True, route_class=bounds.route())
+        new = Router(tags=["responses"], own_query=True, route_class=context.bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add(new)
-        counted = Router(tags=["responses"], own_query=True, route_class=bounds.route(at_once=False))
+        counted = Router(tags=["responses"], own_query=True, route_class=context.bounds.route(at_once=False))
         counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
         self.router.add(counted)
         self.router.add_api_route(COMPACT, self.compact, methods=["POST"], include_in_schema=False)

@@ -1,14 +1,14 @@
 """`tools` and `tool_choice` of a body, which are written without the inner object that chat completions have.
 
-Functions are offered, those of a namespace under a joined name. Tools that a server runs itself (web_search,
-image_generation, ...) and tools without a JSON Schema (custom, local_shell) are not shown to the model: clients list
-them beside functions and go on without them.
+Functions and custom tools are offered, those of a namespace under a joined name. Tools that a server runs itself
+(web_search, image_generation, ...) and local_shell are not shown to the model: clients list them beside functions and
+go on without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.services.frontend.openai_edge.body import tools as chat_tools
 from quire.services.frontend.openai_edge.responses import said
@@ -18,12 +18,21 @@ from quire.shared.errors import InvalidArgument, Unimplemented
 Json = Mapping[str, Any]
 
 INNER = ("name", "description", "parameters", "strict")
+FUNCTION, CUSTOM = chat_tools.KINDS
+
+
+class CalledTool(NamedTuple):
+    """How the client knows a tool that the model sees under one name."""
+
+    namespace: str  # empty for tools without one
+    name: str
+    takes_text: bool = False
 
 
 def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOffer:
-    """Returns the functions among the tools. None of them: as if the list was empty, unless one has to be called."""
+    """Returns the tools that can be called. None of them: as if the list was empty, unless one has to be called."""
     _check_choice(choice, tools or ())
-    nested = [_nested(function) for _, function in _functions(tools or ())]
+    nested = [_nested(tool) for _, tool in _offered(tools or ())]
     if not nested:
         _check_call_is_possible(choice, tools or ())
         return chat_tools.read(None, None if choice in (AUTO, NONE) else choice, parallel=parallel)
@@ -51,17 +60,17 @@ def added(items: Iterable[Json]) -> list[Json]:
     return found
 
 
-def namespaces(tools: Sequence[Json] | None) -> Mapping[str, tuple[str, str]]:
-    """Returns by the name that the model sees: the namespace of a function and its name there."""
+def called(tools: Sequence[Json] | None) -> Mapping[str, CalledTool]:
+    """Returns the tools by the name that the model sees."""
     return {
-        function["name"]: (space, function["name"].removeprefix(_prefix(space)))
-        for space, function in _functions(tools or ())
-        if space
+        name: CalledTool(space, name.removeprefix(_prefix(space)) if space else name, tool.get("type") == CUSTOM)
+        for space, tool in _offered(tools or ())
+        if isinstance(name := tool.get("name"), str)
     }
 
 
 def name_in_prompt(name: str, namespace: Any) -> str:
-    """Returns the name under which the model sees a function."""
+    """Returns the name under which the model sees a tool."""
     return f"{_prefix(namespace)}{name}" if isinstance(namespace, str) and namespace else name
 
 
@@ -69,19 +78,19 @@ def _prefix(namespace: str) -> str:
     return namespace if namespace.endswith("_") else f"{namespace}__"
 
 
-def _functions(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
-    """Yields each function with its namespace, which is empty for those that have none."""
+def _offered(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
+    """Yields each function and custom tool with its namespace, which is empty for those that have none."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         match _type_of(tool, place):
-            case "function":
+            case kind if kind in chat_tools.KINDS:
                 yield "", tool
             case "namespace":
                 space, inner = tool.get("name"), tool.get("tools")
                 if not isinstance(space, str) or not space or not isinstance(inner, list):
                     raise InvalidArgument(f"{place}: a namespace needs a name and a list of tools", field="tools")
                 for position, one in enumerate(inner):
-                    if _type_of(one, f"{place}.tools[{position}]") == "function":
+                    if _type_of(one, f"{place}.tools[{position}]") in chat_tools.KINDS:
                         yield space, {**one, "name": name_in_prompt(_name_of(one, place), space)}
 
 
@@ -102,6 +111,13 @@ def _name_of(tool: Json, place: str) -> str:
 
 
 def _nested(tool: Json) -> dict[str, Any]:
+    if tool["type"] == CUSTOM:
+        format = tool.get("format")
+        nested = {**format, "grammar": format} if isinstance(format, dict) else format
+        return {
+            "type": CUSTOM,
+            CUSTOM: {**{name: tool.get(name) for name in ("name", "description")}, "format": nested},
+        }
     inner = {name: tool[name] for name in INNER if tool.get(name) is not None}
     return {"type": "function", "function": inner}
 
@@ -109,7 +125,7 @@ def _nested(tool: Json) -> dict[str, Any]:
 def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
     """Raises Unimplemented for a choice that forces a tool which is not shown."""
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind not in (None, "function", "allowed_tools") and any(
+    if kind not in (None, *chat_tools.KINDS, "allowed_tools") and any(
         isinstance(tool, dict) and tool.get("type") == kind for tool in tools
     ):
         raise Unimplemented(
@@ -131,11 +147,11 @@ def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
 def _nested_choice(choice: Any) -> Any:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") == "function":
+    if (kind := choice.get("type")) in chat_tools.KINDS:
         name = choice.get("name")
         if isinstance(name, str):
             name = name_in_prompt(name, choice.get("namespace"))
-        return {"type": "function", "function": {"name": name}}
+        return {"type": kind, kind: {"name": name}}
     if choice.get("type") == "allowed_tools":
         listed = choice.get("tools")
         named = [_nested_name(tool) for tool in listed] if isinstance(listed, list) else listed

@@ -8,14 +8,11 @@ from dataclasses import replace
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
 from quire.services.frontend.openai_edge.answers.chunks import Chunks
 from quire.services.frontend.openai_edge.answers.completion_format import CompletionFormat
@@ -31,7 +28,6 @@ from quire.services.frontend.openai_edge.body.requests import (
 from quire.services.frontend.openai_edge.resumable import ResumableHttp, Worded
 from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.request import Request as GeneratorRequest
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -39,25 +35,16 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 class GenerationRoutes:
     """Bodies to requests, requests to answers."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        processor: InputProcessor,
-        tokenizer: Tokenizer,
-        catalogue: Catalogue,
-        bounds: BodyBounds,
-        *,
-        resumable: ResumableHttp,
-    ) -> None:
-        self._generator = generator
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
+    def __init__(self, context: ServingContext, resumable: ResumableHttp) -> None:
+        self._generator = context.generator
+        self._processor = context.processor
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
         self._resumable = resumable
-        self._unknown = bounds.unknown_fields
+        self._unknown = context.bounds.unknown_fields
         resumable.offer(COMPLETIONS, self._completion_again)
         resumable.offer(CHAT, self._chat_again)
-        self.router = Router(tags=["generation"], route_class=bounds.route())
+        self.router = Router(tags=["generation"], route_class=context.bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)

@@ -22,12 +22,19 @@ from quire.services.frontend.openai_edge.body.bodies import (
     ScoreBody,
 )
 from quire.services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
-from quire.services.frontend.openai_edge.routes.pooling_routes import RERANK, SCORE, PoolingRoutes
+from quire.services.frontend.openai_edge.routes.pooling_routes import (
+    CLASSIFY,
+    EMBEDDINGS,
+    RERANK,
+    SCORE,
+    PoolingRoutes,
+)
 from quire.shared.errors import Unimplemented
 
 Call = Callable[[Any, Request], Awaitable[Response]]
 Kind = tuple[str, type[Body], Call]  # its own path, its body, and who answers it
 
+INVOCATIONS = "/invocations"
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, ClassifyBody, ScoreBody, RerankBody)
 SCHEMAS = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in BODIES]
 ANY_OF = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
@@ -38,8 +45,8 @@ class InvocationRoutes:
 
     def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyBounds) -> None:
         score: Kind = (SCORE[0], ScoreBody, pooling.score)
-        classify: Kind = ("/classify", ClassifyBody, pooling.classify)
-        embed: Kind = ("/v1/embeddings", EmbeddingBody, pooling.embed)
+        classify: Kind = (CLASSIFY, ClassifyBody, pooling.classify)
+        embed: Kind = (EMBEDDINGS, EmbeddingBody, pooling.embed)
         self._completion: Kind = (COMPLETIONS, CompletionBody, generation.complete)
         self._kinds: dict[str, Kind] = {
             "messages": (CHAT, ChatBody, generation.chat),
@@ -52,7 +59,7 @@ class InvocationRoutes:
         }
         self.router = Router(tags=["generation"], route_class=bounds.route())
         self.router.add_api_route(
-            "/invocations", self.invoke, methods=["POST"], response_class=Response, openapi_extra=ANY_OF
+            INVOCATIONS, self.invoke, methods=["POST"], response_class=Response, openapi_extra=ANY_OF
         )
 
     async def invoke(self, body: dict[str, Any], http: Request) -> Response:

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from fastapi import Request
 from starlette.responses import Response
 
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.answer import Answer
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.input_processor.pooling import pooling
 from quire.services.frontend.input_processor.pooling.scoring import Scoring
-from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.openai_edge.answers.pooling_formats import (
     ClassifyFormat,
     EmbeddingFormat,
@@ -41,6 +38,7 @@ from quire.services.frontend.request.request import Pooling, Prompt, Sampling
 from quire.services.frontend.request.request import Request as Asked
 from quire.shared.errors import InvalidArgument, Unimplemented
 
+EMBEDDINGS, POOLING, CLASSIFY = "/v1/embeddings", "/pooling", "/classify"
 SCORE = ("/score", "/v1/score")
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 
@@ -48,17 +46,15 @@ RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 class PoolingRoutes:
     """Texts to vectors, classes and scores."""
 
-    def __init__(
-        self, generator: Generator, processor: InputProcessor, catalogue: Catalogue, bounds: BodyBounds
-    ) -> None:
-        self._generator = generator
-        self._processor = processor
-        self._catalogue = catalogue
-        self._unknown = bounds.unknown_fields
-        self.router = Router(tags=["pooling"], route_class=bounds.route())
-        self.router.add_api_route("/v1/embeddings", self.embed, methods=["POST"], response_class=Response)
-        self.router.add_api_route("/pooling", self.pool, methods=["POST"], response_class=Response)
-        self.router.add_api_route("/classify", self.classify, methods=["POST"], response_class=Response)
+    def __init__(self, context: ServingContext) -> None:
+        self._generator = context.generator
+        self._processor = context.processor
+        self._catalogue = context.catalogue
+        self._unknown = context.bounds.unknown_fields
+        self.router = Router(tags=["pooling"], route_class=context.bounds.route())
+        self.router.add_api_route(EMBEDDINGS, self.embed, methods=["POST"], response_class=Response)
+        self.router.add_api_route(POOLING, self.pool, methods=["POST"], response_class=Response)
+        self.router.add_api_route(CLASSIFY, self.classify, methods=["POST"], response_class=Response)
         for path in SCORE:
             self.router.add_api_route(path, self.score, methods=["POST"], response_class=Response)
         for path in RERANK:

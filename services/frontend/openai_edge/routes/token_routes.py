@@ -7,35 +7,30 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from quire.services.frontend.generation.catalogue import Catalogue
-from quire.services.frontend.http.body import BodyBounds
 from quire.services.frontend.http.router import Router
-from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.body.bodies import DetokenizeBody, TokenizeBody
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt
 from quire.services.frontend.request.request import Prompt, TextPrompt
-from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 
 
 class TokenRoutes:
     """Text and messages to token ids, as the generating calls would do it, and back."""
 
-    def __init__(
-        self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue, bounds: BodyBounds
-    ) -> None:
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._catalogue = catalogue
-        self._unknown = bounds.unknown_fields
-        self.router = Router(tags=["tokens"], route_class=bounds.route(at_once=False))
+    def __init__(self, context: ServingContext) -> None:
+        self._processor = context.processor
+        self._tokenizer = context.tokenizer
+        self._catalogue = context.catalogue
+        self._unknown = context.bounds.unknown_fields
+        self.router = Router(tags=["tokens"], route_class=context.bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
         # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
         self.router.add_api_route(
             "/detokenize",
             self.detokenize,
             methods=["POST"],
-            route_class_override=bounds.route(),
+            route_class_override=context.bounds.route(),
             response_model=dict[str, Any],
         )
         self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])

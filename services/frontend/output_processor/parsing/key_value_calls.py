@@ -96,9 +96,10 @@ def _wording(tags: PairTags, suffix: str) -> Wording:
     )
     needs = tag("tool_call") if suffix else ""
     if not tags.block:
-        return Wording(text_parameters(texts), needs=needs, trigger=tag("tool_call"))
+        return Wording(text_parameters(texts), needs=needs, trigger=tag("tool_call"), plain_texts=True)
     before, after = f"{tag(tags.block)}\n", "\n" + tag(f"/{tags.block}")
-    return Wording(text_parameters(texts), before=before, after=after, needs=needs, trigger=tag(tags.block))
+    call, trigger = text_parameters(texts), tag(tags.block)
+    return Wording(call, before=before, after=after, needs=needs, trigger=trigger, plain_texts=True)
 
 
 class _Reading:

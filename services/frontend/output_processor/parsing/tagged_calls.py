@@ -116,11 +116,11 @@ def _wording(tags: Tags) -> Wording:
     )
     call = text_parameters(texts)
     if not tags.blocks:
-        return Wording(call)
+        return Wording(call, plain_texts=True)
     start, end = tags.blocks[0]
     if tags.bare_functions:  # a block for each
-        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"))
-    return Wording(call, before=f"{start}\n", after=f"\n{end}")
+        return Wording(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
+    return Wording(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
 
 
 class _Reading:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.services.frontend.request.request import Tool
+from quire.services.frontend.request.request import TextInput, Tool
+from quire.services.frontend.request.tool_offer import INPUT
 
 Json = dict[str, Any]
 
@@ -25,6 +26,12 @@ class Wording:
     after: str = ""
     needs: str = ""  # a token that only some vocabularies of the family have
     trigger: str = ""  # what calls begin with; empty: the format's first token
+    plain_texts: bool = False  # strings are written without quotation marks, so that a grammar can hold for them
+
+    def enforces(self, tool: Tool) -> bool:
+        """Whether a call of the tool that the model makes of itself is held to something."""
+        taken = tool.text_input
+        return tool.strict and (taken is None or taken.syntax == "regex" or self.plain_texts)
 
 
 def const(text: str) -> Json:
@@ -54,6 +61,9 @@ def arguments_schema(tool: Tool) -> Json:
     """Of an object; of an empty one where a tool has no parameters."""
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
+    if tool.text_input is not None and tool.text_input.syntax == "regex":
+        pattern = {"type": "string", "pattern": f"^(?:{tool.text_input.definition})$"}
+        return {**tool.parameters, "properties": {INPUT: pattern}}
     return {"type": "object", **tool.parameters}
 
 
@@ -91,12 +101,20 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
         needed = tool.parameters.get("required") or ()
         written = []
         for key, document in (tool.parameters.get("properties") or {}).items():
-            value = _value(document, tool.parameters)
+            value = _value(document, tool.parameters) if tool.text_input is None else _text_input(tool.text_input)
             tag = {"type": "tag", "begin": texts.begin(key, document), "content": value, "end": texts.parameter_end}
             written.append(tag if key in needed else optional(tag))
         return sequence(texts.function.replace("NAME", tool.name), *written, texts.function_end)
 
     return call
+
+
+def _text_input(taken: TextInput) -> Json:
+    if not taken.syntax:
+        return {"type": "any_text"}
+    if taken.syntax == "regex":
+        return {"type": "regex", "pattern": taken.definition}
+    return {"type": "grammar", "grammar": taken.definition}
 
 
 def _value(document: Any, root: Mapping[str, Any]) -> Json:

@@ -93,7 +93,14 @@ def _worded(tool: Tool) -> Json:
     return sequence(f'{OPEN}{CALL} tool="{tool.name}" index="', index, f'"{SEPARATOR}', PARAMETERS(tool))
 
 
-WORDING = Wording(_worded, before=f"{OPEN}{BLOCK}{SEPARATOR}", between="", after=f"{CLOSE}{BLOCK}{SEPARATOR}")
+WORDING = Wording(
+    _worded,
+    before=f"{OPEN}{BLOCK}{SEPARATOR}",
+    between="",
+    after=f"{CLOSE}{BLOCK}{SEPARATOR}",
+    trigger=f"{OPEN}{BLOCK}",
+    plain_texts=True,
+)
 FORMAT = ToolFormat(
     read, (OPEN, CLOSE, SEPARATOR), wordings=(WORDING,), starts=(f"{OPEN}{BLOCK}{SEPARATOR}", f"{OPEN}{CALL} tool=")
 )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.services.scheduler.core.plan import BeamMove
-from quire.services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.core.tables import Tables
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import I32, U32, LogprobColumns, Logprobs, StepResult, TokenColumns
-from quire.services.scheduler.core.scheduling.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import Flight
 
 NO_TOKEN = -1
 

@@ -14,7 +14,7 @@ import numpy as np
 from quire.services.scheduler.core.drafts.counts import DraftCounts
 from quire.services.scheduler.core.drafts.length import DraftLength
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.core.scheduling.plan_builder import Flight
+from quire.services.scheduler.core.step.plan_builder import Flight
 
 
 class DraftLengths:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from quire.services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions, least_work_lost
-from quire.services.scheduler.core.running import Mask, Running, Slots
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.running.running import Mask, Running, Slots
+from quire.services.scheduler.core.sequences.sequence import Sequence
 
 Rank = tuple[float, int, int]  # counter, when it began to wait, index of the tenant
 REMEMBERED_TENANTS = 4096  # tenants without a sequence keep their counter until there are more than this

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.services.scheduler.core.running import Mask, Running, Slots
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.running.running import Mask, Running, Slots
+from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

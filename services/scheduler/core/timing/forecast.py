@@ -14,8 +14,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from quire.services.scheduler.core.running import Mask, Running
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.running.running import Mask, Running
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.groups import Groups
 
 REMEMBERED_ANSWERS = 256

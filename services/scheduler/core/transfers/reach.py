@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Blocks
 from typing import NamedTuple, Protocol
 
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.block_pool import BlockPool
 from quire.services.scheduler.kv_cache.groups import Groups
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager

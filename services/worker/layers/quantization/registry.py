@@ -21,7 +21,7 @@ READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
 def read_quantization(config: ConfigFile) -> CheckpointQuantization | None:
     """None if the checkpoint is not quantized. Raises InvalidArgument for what is not known here."""
     section = config.section(SECTION)
-    if section is None:
+    if section is None or not section.values:
         return None
     fields = Fields(section.values)
     return READERS[fields.one_of("quant_method", tuple(READERS))](fields)

@@ -28,6 +28,8 @@ from quire.shared.errors import InvalidArgument
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
 # The better first; the last is what Medusa's authors call their heads.
+WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file, whatever lies beside it
+SECOND_COPY = "consolidated"  # how Mistral's own files of the same weights begin
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
@@ -295,15 +297,19 @@ def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
             if path.suffix == ".gguf":
                 yield from ((name, TensorSource(one.shape, one.read, one)) for name, one in gguf.tensors(path))
                 continue
+            stored = _stored(path)
             with safe_open(path, framework="pt") as file:
-                with path.open("rb", buffering=0) as same:
-                    stored = stored_tensors(path, same.fileno())
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     parts = file.get_slice(name)
                     yield name, TensorSource(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
         except (OSError, SafetensorError, RuntimeError, UnpicklingError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
+
+
+def _stored(path: Path) -> dict[str, StoredTensor]:
+    with path.open("rb", buffering=0) as file:
+        return stored_tensors(path, file.fileno())
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -324,14 +330,16 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file once, in order: those the index names, else all there are of the better format."""
+    """Every file once, in order: those the index names, else the one that is whole, else all of the better format."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
     for pattern in FILES:
         found = sorted(folder.glob(pattern))
+        whole = [path for path in found if path.name in WHOLE]
+        parts = [path for path in found if not path.name.startswith(SECOND_COPY)]
         if found:
-            return found
+            return whole or parts or found
     raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
 
 

@@ -21,7 +21,7 @@ from quire.shared.errors import Unauthenticated, Unavailable
 from quire.shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from quire.shared.security.secret_file import SecretFile
 from quire.shared.security.tls import client_context
-from quire.shared.settings.tls import NO_TLS, Tls
+from quire.shared.security.tls_files import NO_TLS, Tls
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 30

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from quire.kernels import reference, triton
-from quire.kernels.triton.attention import decode_attention as module
 from quire.kernels.triton.attention.decode_attention import decode_attention, splits_for
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.paged import NAN, Case
+from tests.kernels.triton.tuned import tune
 
 # q heads, kv heads, head_dim, block_size
 SHAPES = [
@@ -73,7 +73,7 @@ def test_rows_see_their_own_chunk_only(dtype, device, chunk):
 
 
 def test_splits_fill_the_gpu_and_large_batches_have_none(monkeypatch):
-    monkeypatch.setattr(module, "ENOUGH_PROGRAMS", 512)
+    tune(monkeypatch, "attention.decode_attention", enough_programs=512)
     assert [splits_for(num_seqs, 8) for num_seqs in (1, 4, 8, 16, 32, 64, 512)] == [32, 16, 8, 4, 2, 1, 1]
 
 

@@ -5,11 +5,11 @@ import torch
 
 from quire.kernels import reference, triton
 from quire.kernels.reference.attention.kv_dtype import FP8, to_cache
-from quire.kernels.triton.attention import latent_blocks as module
 from quire.kernels.triton.attention.latent_blocks import LatentTile, group_of, latent_chunk, latent_decode, splits_for
 from tests.kernels.latents import Latents, Rows, latents, stored
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.tuned import tune
 
 # heads, rank, rope, block_size
 SHAPES = [(1, 16, 2, 4), (6, 24, 8, 16), (16, 512, 64, 64), (96, 40, 16, 64)]
@@ -40,7 +40,7 @@ def test_any_tile_will_do(device, tile):
 
 
 def test_heads_fall_into_equal_tiles_and_few_rows_are_split(monkeypatch):
-    monkeypatch.setattr(module, "ENOUGH_PROGRAMS", 132)
+    tune(monkeypatch, "attention.latent_blocks", enough_programs=132)
     assert [group_of(heads) for heads in (1, 6, 16, 40, 96, 128)] == [1, 6, 16, 40, 48, 64]
     assert [splits_for(*sizes) for sizes in ((1, 1), (8, 1), (64, 2), (512, 1))] == [32, 32, 2, 1]
 

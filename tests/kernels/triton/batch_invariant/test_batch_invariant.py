@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 
 import pytest
@@ -17,6 +16,7 @@ from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.paged import Case
 from tests.kernels.triton.sampling.test_sampling import assert_same_choice, rows_of
+from tests.kernels.triton.tuned import tune
 
 # q heads, kv heads, head_dim, block_size, window, dtype
 CASES = [
@@ -60,7 +60,9 @@ def test_attention(device, monkeypatch, q_heads, kv_heads, head_dim, block_size,
     assert torch.equal(of_sequence(case, cuts, window, [(0, 39, 40), (2, 60, 130)]), whole)
     company = [(0, 20, 21), (2, 129, 130)]
     for position, programs in itertools.product((0, 64, LENGTH - 1), (0, 1 << 20)):
-        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)  # one for all spans of a row; one for each
+        tune(
+            monkeypatch, "batch_invariant.attention", enough_programs=programs
+        )  # one for all spans of a row; one for each
         beside = [] if programs else company
         alone = of_sequence(case, [(position, position + 1)], window, beside)
         assert torch.equal(alone[0], whole[position])
@@ -74,7 +76,7 @@ def test_sinks_take_their_share(device, monkeypatch, window):
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, window, sinks)
     assert_close(whole, reference.paged_attention(*case.step(rows), case.scale, window, sinks))
     for programs in (0, 1 << 20):  # one for all spans of a row; one for each
-        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        tune(monkeypatch, "batch_invariant.attention", enough_programs=programs)
         alone = batch_invariant.paged_attention(*case.step([(1, LENGTH - 1, LENGTH)]), case.scale, window, sinks)
         assert torch.equal(alone[0], whole[LENGTH - 1])
 
@@ -85,7 +87,7 @@ def test_rows_see_their_own_chunk_only(device, monkeypatch):
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 50, chunked=True)
     assert_close(whole, case.exact(rows, 50, chunked=True))
     for programs in (0, 1 << 20):  # one for all spans of a row; one for each
-        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        tune(monkeypatch, "batch_invariant.attention", enough_programs=programs)
         last = case.step([(1, LENGTH - 1, LENGTH)])
         alone = batch_invariant.paged_attention(*last, case.scale, 50, chunked=True)
         assert torch.equal(alone[0], whole[LENGTH - 61])
@@ -96,7 +98,7 @@ def test_scores_are_capped(device, monkeypatch):
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 0, None, 2.0)
     assert_close(whole, reference.paged_attention(*case.step(rows), case.scale, 0, None, 2.0))
     for programs in (0, 1 << 20):  # one for all spans of a row; one for each
-        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        tune(monkeypatch, "batch_invariant.attention", enough_programs=programs)
         last = case.step([(1, LENGTH - 1, LENGTH)])
         alone = batch_invariant.paged_attention(*last, case.scale, 0, None, 2.0)
         assert torch.equal(alone[0], whole[LENGTH - 1])
@@ -140,7 +142,7 @@ def test_linear(dtype, device, out_features, in_features, bias):
 
 @pytest.mark.parametrize("size", [1, 33, 600])
 def test_log_softmax(device, monkeypatch, size):
-    monkeypatch.setattr(importlib.import_module("quire.kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
+    tune(monkeypatch, "batch_invariant.log_softmax", block=256)
     logits = (4 * torch.randn(5, size)).to(device)
     logits[1, : size // 2] = -float("inf")
     got = batch_invariant.log_softmax(logits)
@@ -159,7 +161,7 @@ def test_log_softmax_passes_nan_on(device):
 
 
 def test_sample_is_the_same_choice_whatever_others_ask_for(device, monkeypatch):
-    monkeypatch.setattr("quire.kernels.triton.sampling.filtered_sampling.BLOCK", 256)
+    tune(monkeypatch, "sampling.filtered_sampling", block=256)
     logits, seeds, positions = rows_of(device, 9, 300)
     temperature = torch.full((9,), 0.8, device=device)
     plain = batch_invariant.sample(logits.clone(), temperature, None, None, None, seeds, positions)

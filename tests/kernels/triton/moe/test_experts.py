@@ -10,14 +10,14 @@ import torch
 from quire.kernels import reference, triton
 from quire.kernels.routing import SILU, Gate, Routing
 from quire.kernels.triton import batch_invariant
-from quire.kernels.triton.moe import grouped_linear
 from quire.kernels.triton.moe.expert_layers import experts_in_tiles, group
-from quire.kernels.triton.moe.grouped_linear import TILES, Tile, most_tiles
+from quire.kernels.triton.moe.grouped_linear import TUNING, Tile, most_tiles
 from quire.kernels.triton.single_row.row_experts import RowExpertsTile, row_experts
 from quire.kernels.triton.single_row.row_linear import RowNorm
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.tuned import tune
 
 ROUTINGS = {
     "mixtral": (8, Routing(2)),
@@ -92,8 +92,7 @@ def test_every_pair_is_in_a_tile_of_its_expert(device, num_tokens, num_experts, 
 @pytest.mark.parametrize("name", ["plain", "biased", "shared", "gated-shared"])
 @pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (11, 48, 40), (40, 33, 70)])
 def test_computes_as_the_reference_does(dtype, device, monkeypatch, num_tokens, hidden, size, name):
-    monkeypatch.setattr(grouped_linear, "TILES", {1 << 30: SMALL})
-    monkeypatch.setattr(grouped_linear, "WIDE_TILE", SMALL)
+    tune(monkeypatch, "moe.grouped_linear", tiles={1 << 30: SMALL}, float32=SMALL)
     gate = Gate(limit=1.5, alpha=1.702) if name == "biased" else SILU
     packed = layer_of(device, dtype, 6, hidden, size, biased=name == "biased", gate=gate)
     x = normal(device, dtype, num_tokens, hidden)
@@ -117,7 +116,7 @@ def test_the_copy_engine_moves_what_it_can(device, num_tokens, hidden, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", TILES.values(), ids=str)
+@pytest.mark.parametrize("tile", TUNING.here.tiles.values(), ids=str)
 def test_every_tile_that_is_in_use(tile):
     device, dtype = torch.device("cuda"), torch.bfloat16
     packed = layer_of(device, dtype, 32, 2048, 768)

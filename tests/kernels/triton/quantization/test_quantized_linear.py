@@ -20,6 +20,7 @@ from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.quantization.weights import integers, on
+from tests.kernels.triton.tuned import tune
 
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16
 SLACK = 2  # weights are rounded to 16 bits before the product, too
@@ -70,15 +71,14 @@ def test_signed_codes_and_8_bit_floats(device):
 
 @pytest.mark.parametrize("order", [None, torch.arange(128).flip(0)])
 def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order):
-    for name in ("FEW_ROWS", "MOST_ROWS", "MOST_TILED_ROWS"):
-        monkeypatch.setattr(packed_linear, name, 8)
+    tune(monkeypatch, "quantization.packed_linear", few_rows=8, most_rows=8, most_tiled_rows=8)
     monkeypatch.setattr(packed_linear, "packed_many_rows", None)
     for bits, group in ((4, 32), (4, 64), (8, 32)):
         check(device, torch.randn(9, 128), integers(40, 128, group, bits, order=order), PackedWeight)
 
 
 def test_rows_between_few_and_many_are_multiplied_in_tiles(device, monkeypatch):
-    monkeypatch.setattr(packed_linear, "FEW_ROWS", 8)
+    tune(monkeypatch, "quantization.packed_linear", few_rows=8)
     tiled = Mock(side_effect=packed_many_rows)
     monkeypatch.setattr(packed_linear, "packed_many_rows", tiled)
     for bits, group in ((4, 64), (4, 32), (8, 64)):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import quire.kernels.triton.recurrent.gated_delta_rule as rule
 from quire.kernels import reference, triton
 from quire.kernels.state_pages import StateShape
 from tests.interpreter import ON_GPU
 from tests.kernels.states import SHAPE, Layer, run_of_everything
+from tests.kernels.triton.tuned import tune
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 SMALL = StateShape(16 + 12, 3, 4, 8, 3)
@@ -34,7 +34,7 @@ def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool)
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_chunks_may_have_any_length(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(rule, "CHUNK", chunk)
+    tune(monkeypatch, "recurrent.gated_delta_rule", chunk=chunk)
     assert run_of_everything(Layer(triton, SMALL)) < 5e-5
 
 

@@ -5,7 +5,7 @@ import torch
 
 from quire.kernels import reference, triton
 from quire.kernels.reference.sampling.noise import gumbel_noise
-from quire.kernels.triton.sampling import bounded_sampling
+from quire.kernels.triton.sampling.sampling import TUNING
 
 INF = float("inf")
 
@@ -51,7 +51,7 @@ def test_sampling_is_the_reference(device, num_rows, vocab_size):
 
 def test_many_rows_are_chosen_for_as_few_are(device):
     """Bounds leave out no token that could win: equal logits, spread ones, banned ones, greedy rows, lost rows."""
-    num_rows, vocab_size = 3 * bounded_sampling.LEAST_ROWS, 9001
+    num_rows, vocab_size = 3 * TUNING.here.least_bounded_rows, 9001
     logits, seeds, positions = rows_of(device, num_rows, vocab_size)
     logits[::4] = 0.25
     logits[1::4] *= 30

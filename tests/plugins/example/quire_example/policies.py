@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.services.scheduler.core.policies.fcfs import Fcfs
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class ShortestFirst(Fcfs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quire.services.scheduler.stat_loggers import WorkerStats
+from quire.services.scheduler.operations.stat_loggers import WorkerStats
 
 
 def ledger(stats: WorkerStats) -> None:

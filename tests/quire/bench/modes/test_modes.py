@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from quire.bench.measuring import page_cache
-from quire.bench.modes import kernels, restart
 from quire.bench.workload import shapes
 from quire.cli.main import main
 from quire.cluster import Cluster
@@ -70,42 +69,6 @@ def test_embed_measures_inputs_a_second_beside_transformers(
     assert [row["side"] for row in (ours, theirs)] == ["quire", "transformers"]
     assert ours["inputs_s"] * ours["mean_tokens"] == pytest.approx(ours["tokens_s"], rel=0.001)
     assert ours["ratio"] == pytest.approx(ours["inputs_s"] / theirs["inputs_s"], rel=0.001)
-
-
-@pytest.mark.slow
-def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--methods", "medusa", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--fixed")
-    off, medusa = bench(capsys, "speculation", *words, "--max-num-seqs", "2", "--warmup", "0", *SMALL)
-    assert [row["method"] for row in (off, medusa)] == ["off", "medusa"]
-    assert off["speedup"] == 1
-    assert medusa["speedup"] > 0
-    assert off["full_tok_s"] > 0
-    assert medusa["full_speedup"] == pytest.approx(medusa["full_tok_s"] / off["full_tok_s"], rel=0.001)
-    assert "accepted" not in off
-    assert 0.4 < medusa["accepted"] < 1
-    assert 2 < medusa["tok_per_draft"] <= 5
-    assert medusa["length"] == 4
-    assert off["errors"] == medusa["errors"] == 0
-
-
-@pytest.mark.slow
-def test_a_control_is_a_second_cluster_without_drafts(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--methods", "control", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--whole")
-    off, control = bench(capsys, "speculation", *words, "--warmup", "0", *SMALL)
-    assert [row["method"] for row in (off, control)] == ["off", "control"]
-    assert control["speedup"] > 0
-    assert "accepted" not in control
-
-
-def test_structured_measures_the_same_requests_with_schemas_and_without(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--address", cluster.grpc_address, "--tokens", "40", "--warmup", "0")
-    free, bound = bench(capsys, "structured", *words, *SMALL)
-    assert [row["constraint"] for row in (free, bound)] == ["free", "own schema"]
-    assert free["of_free"] == 1
-    assert bound["of_free"] > 0
-    assert free["errors"] == bound["errors"] == 0
 
 
 def test_serve_drives_a_cluster_that_is_there_both_ways(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,18 +145,6 @@ def test_startup_says_when_what_was_ready(capsys: pytest.CaptureFixture[str]) ->
     assert all(0 < event["at_s"] <= whole["first_token_s"] for event in events)
 
 
-@pytest.mark.slow
-def test_restart_says_what_a_killed_worker_still_had(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restart, "SETTLED_AFTER_S", 3.0)  # writers have the least priority
-    rows = bench(capsys, "restart", "--count", "3", "--num-blocks", "2000", "--kv-offloading-size", "0.05", "--json")
-    shares = {row["kept"]: row["cached_share"] for row in rows}
-    assert list(shares) == ["nothing", "region", "disk"]
-    assert shares["nothing"] == 0
-    assert min(shares["region"], shares["disk"]) > 0.9
-
-
 def test_a_start_that_fails_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 10}')
     assert main(["bench", "startup", str(tmp_path), "--runs", "1", "--cold", "0"]) == 1
@@ -205,40 +156,3 @@ def test_files_leave_the_page_cache_unharmed(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     page_cache.forget([tmp_path])
     assert (tmp_path / "weights").read_bytes() == b"w" * 10_000
-
-
-PROGRAM = """
-import json, sys
-if __name__ == "__main__":
-    row = {"section": sys.argv[1], "case": "c", "microseconds": {"ours": 2.0, "theirs": 3.0},
-           "rate": 4.0, "unit": "GB/s", "ratio": 1.5}
-    open(sys.argv[-1], "w").write(json.dumps([row]))
-"""
-
-
-def test_kernel_benches_are_found_run_and_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "cpu" in kernels.programs()
-    folder = tmp_path / "kernels" / "bench"
-    for name, text in (("good", PROGRAM), ("bad", PROGRAM.replace('"rate"', "1 / 0, "))):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__main__.py").write_text(text)
-    (folder / "timing.py").write_text("")
-    monkeypatch.setattr(kernels, "FOLDER", folder)
-    (row,) = bench(capsys, "kernels", "linear", "--json")
-    assert row == {
-        "program": "good", "section": "linear", "case": "c",
-        "us_ours": 2.0, "us_theirs": 3.0, "rate_GB/s": 4.0, "ratio": 1.5,
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_roles_are_measured_against_workers_that_do_both(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--num-blocks", "2000", "--threads", "1", "--warmup", "0", "--load", "2", "--prefill-threshold", "64")
-    mixed, apart, shares = bench(capsys, "roles", *words, *SMALL)
-    assert [row["layout"] for row in (mixed, apart, shares)] == ["mixed", "apart", "apart / mixed"]
-    assert mixed.keys() >= RATES | LATENCIES
-    assert apart["handovers"] > 0
-    assert apart["failed"] == 0
-    assert shares["ttft_p50_ms"] == pytest.approx(apart["ttft_p50_ms"] / mixed["ttft_p50_ms"], rel=0.01)

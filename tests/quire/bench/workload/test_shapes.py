@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire import bundled
-from quire.bench.modes import speculation
 from quire.bench.workload import shapes
 from quire.shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build
+from tools.bench import speculation
 
 
 @pytest.mark.parametrize(

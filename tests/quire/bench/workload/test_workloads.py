@@ -83,7 +83,7 @@ def test_ids_wrap_around_in_a_small_vocabulary_only() -> None:
 
 
 def test_sets_name_several_and_an_unknown_one_names_all() -> None:
-    assert [work.name for work in workloads.named("cpu,single")] == [*workloads.CPU_SET, "single"]
+    assert [work.name for work in workloads.named("cpu,single")] == [*workloads.SETS["cpu"], "single"]
     with pytest.raises(InvalidArgument, match="'mixd' is none of mixed"):
         workloads.named("mixd")
 

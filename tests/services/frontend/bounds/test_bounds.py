@@ -401,3 +401,11 @@ async def test_work_on_large_bodies_leaves_the_loop_to_others() -> None:
     """Between two slices of it."""
     body = orjson.dumps({"messages": [{"role": "user", "content": '"[,]"' * 1000}] * 1000})
     assert len([*json_scan.check(body, RequestLimits(max_values=10_000))]) > 2 * len(body) // json_scan.SLICE_BYTES
+
+
+def test_a_long_text_of_escaped_quotes_is_counted_in_one_go() -> None:
+    """Arguments of a call are such a text. Where a slice ended within it, every quote was tried as a beginning, and the
+    process that looks at large bodies did not come back."""
+    body = orjson.dumps({"messages": [{"arguments": '{"a":' * 100_000}]})
+    passes(body, RequestLimits())
+    refuses(body + b"[" * 2_000, RequestLimits(), "nested")

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.http import router
 from quire.services.frontend.http.document.documented import document
 from quire.services.frontend.http.router import LateRoute, Router
@@ -44,7 +45,7 @@ def app(built: list[str]) -> FastAPI:
     outer.add(inner)
     app = FastAPI()
     app.router.routes.extend(outer.routes)
-    document(app, lambda path: {})
+    document(app, DIALECTS)
     return app
 
 

@@ -57,14 +57,8 @@ async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
         {"type": "web_search", "external_web_access": False},
         {"type": "local_shell"},
         {"type": "image_generation", "output_format": "png"},
-        {
-            "type": "custom",
-            "name": "apply_patch",
-            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
-        },
         {"type": "tool_search", "execution": "client"},
         {"type": "namespace", "name": "empty", "tools": []},
-        {"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "patch"}]},
     ],
 )
 async def test_tools_without_a_schema_are_not_shown(talking_model: Path, tool: dict[str, Any]) -> None:

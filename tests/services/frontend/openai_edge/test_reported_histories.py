@@ -271,10 +271,9 @@ async def test_results_of_responses_and_messages_are_ordered_alike(talking_model
 @pytest.mark.parametrize(
     ("tools", "kinds"),
     [
-        # codex-proxy#707: an assistant for code that edits files by one tool with a grammar
-        ([{"type": "custom", "name": "ApplyPatch", "format": {"type": "grammar", "syntax": "lark"}}], "custom"),
-        ([{"type": "web_search"}, {"type": "custom", "name": "P"}], "custom, web_search"),
-        ([{"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "P"}]}], "namespace"),
+        ([{"type": "local_shell"}], "local_shell"),
+        ([{"type": "web_search"}, {"type": "local_shell"}], "local_shell, web_search"),
+        ([{"type": "namespace", "name": "fs", "tools": [{"type": "web_search"}]}], "namespace"),
     ],
 )
 async def test_a_required_call_needs_a_function_and_says_which_tools_are_none(

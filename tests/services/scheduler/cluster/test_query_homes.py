@@ -7,12 +7,12 @@ import hashlib
 
 from prometheus_client import CollectorRegistry
 
-from quire.services.scheduler.cluster.placement import STEPS_BEHIND, Placement
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.sequence import LateQuery, Sequence
-from quire.services.scheduler.frontends.submissions import Payload
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
+from quire.services.scheduler.placement.placement import STEPS_BEHIND, Placement
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from quire.shared.kv.kv_specs import NOTHING
 from quire.shared.metrics.scheduler import SchedulerMetrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.sequences.ending import Reason
 from tests.services.scheduler.core.steps import NewCore, add, returned
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.core.limits import NO_TIERS, TierLimits
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.two_workers import operate
 

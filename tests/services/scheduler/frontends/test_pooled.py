@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
-from quire.services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.step.plan_builder import NO_SLOTS, Flight
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory

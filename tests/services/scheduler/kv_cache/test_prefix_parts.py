@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepPlan
-from quire.services.scheduler.core.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker, oracle
 

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.prefix_directory.registry import Registry
 from quire.services.scheduler.prefix_directory.worker_index import WorkerIndex
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
-from quire.services.scheduler.spread import Spread
+from quire.services.scheduler.sessions.spread import Spread
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Window

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.frontends.submissions import Payload
-from quire.services.scheduler.prefix_directory.changes import BlockChanges
+from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.values.payload import Payload
 from quire.shared.columns import i32_bytes
 from quire.shared.metrics.scheduler import SchedulerMetrics
 from quire.shared.pb.common.v1 import model_pb2

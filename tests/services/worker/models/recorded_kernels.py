@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 from quire import kernels
 from quire.bench.workload import shapes
 from quire.kernels import triton as triton_package
-from quire.kernels.triton.precompile.jobs import jobs
+from quire.kernels.triton.precompile.calls import precompile_calls
 from quire.kernels.triton.precompile.processes import AbsentGpu
 from quire.services.worker.attention.triton import TritonAttention
 from quire.services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
@@ -163,8 +163,8 @@ def main(name: str, *options: str) -> None:
             speculative_config=TREES if "trees" in options else "",
         )
         seen = Seen()
-        for job in jobs(model_shape(settings, *described(settings))):
-            job()
+        for call in precompile_calls(model_shape(settings, *described(settings))):
+            call()
         compiled = seen.take()
         record_all(settings)
         called = seen.take()

@@ -14,6 +14,7 @@ from quire.kernels.triton.single_row.row_experts import RowExpertsTile
 from quire.kernels.triton.single_row.row_linear import RowTile
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.models import single_row
+from tests.kernels.triton.tuned import tune
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error
@@ -29,10 +30,10 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_atte
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
 @torch.inference_mode()
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
+    tune(monkeypatch, "single_row.row_attention", splits=2)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))
     monkeypatch.setattr("quire.kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
-    monkeypatch.setattr("quire.kernels.triton.single_row.row_experts.ROW", RowExpertsTile(up=64, down=64))
+    tune(monkeypatch, "single_row.row_experts", tile=RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(
         made.folder,
@@ -55,7 +56,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @torch.inference_mode()
 def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all linear layers, and of some parts of fused ones; then none again."""
-    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
+    tune(monkeypatch, "single_row.row_attention", splits=2)
     if not torch.cuda.is_available():  # programs run one after the other
         monkeypatch.setattr(
             "quire.kernels.triton.single_row.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4)
@@ -129,7 +130,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 @torch.inference_mode()
 def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""
-    monkeypatch.setattr("quire.kernels.triton.single_row.row_attention.SPLITS", 2)
+    tune(monkeypatch, "single_row.row_attention", splits=2)
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)
     whole = Rig(made.folder)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("quire.kernels.reference",))

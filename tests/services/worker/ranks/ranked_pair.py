@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.services.scheduler.core.transfers.limits import TierLimits
+from quire.services.scheduler.core.limits import TierLimits
 from quire.services.worker.building.rank_processes import start
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.ranks import seat

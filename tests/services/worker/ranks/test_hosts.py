@@ -30,8 +30,8 @@ from quire.services.worker.ranks.local import LocalRanks
 from quire.shared.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
 from quire.shared.security.secret_file import SecretFile, write
 from quire.shared.security.tls import server_context
+from quire.shared.security.tls_files import Tls
 from quire.shared.settings import WorkerSettings
-from quire.shared.settings.tls import Tls
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_weights import shaken

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from quire.bench.modes.structured import schema
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.structured.compile_pool import CompilePool, Prepared
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.plans import New, PaperScheduler
+from tools.bench.structured import schema
 
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
 PROMPT = list(range(40, 72))

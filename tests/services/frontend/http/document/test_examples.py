@@ -13,6 +13,7 @@ import pytest
 
 from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster
+from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.http.document.examples import examples
 from quire.shared.security import secret_file
 from tests.e2e.conftest import running_cluster
@@ -30,7 +31,7 @@ NEEDS_MORE = {  # than a body: a trainer with its process group, a file that was
     "/v1/responses/{response_id}/cancel",
 }
 FOLDERS = {"/adapters/sql": str(ADAPTERS / "json"), "/weights/step-7": str(FOLDER)}  # as operators write theirs
-PATHS = sorted(examples("model"))
+PATHS = sorted(examples("model", DIALECTS))
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from quire.services.frontend.http.server.connections import Connections
 from quire.services.frontend.http.server.protocol import Entrance
 from quire.services.frontend.http.server.server import Face, HttpServer
 from quire.shared.metrics.frontend import FrontendMetrics
+from quire.shared.security.tls_files import Tls
 from quire.shared.settings.connection_limits import ConnectionLimits
-from quire.shared.settings.tls import Tls
 from tests.shared.security.test_tls import files
 
 HELLO = b"\x16\x03\x01\x02\x00\x01"  # the first bytes of a client's

@@ -69,6 +69,21 @@ async def test_of_pipelined_requests_all_are_answered(folder: Path) -> None:
     assert (answer.count(b"HTTP/1.1 200 OK"), counts) == (2, [b"1", b"2"])
 
 
+async def test_a_pipeline_that_is_too_long_ends_with_one_answer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of it that are under way are given up, too: nothing can be written any more."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        calls = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000
+        reader, writer = await asyncio.open_connection(*frontend.frontend.http_address.split(":"))
+        writer.write(calls)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert answer.endswith(
+        b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    )
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_probes_show_in_no_answer(folder: Path, stream: bool) -> None:
     """The answer takes long enough for several of them."""

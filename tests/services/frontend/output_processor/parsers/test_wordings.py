@@ -15,6 +15,7 @@ from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.constraint import AnswerStart
 from quire.services.frontend.output_processor.parsing import registry, wording
 from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
+from quire.services.frontend.request.tool_offer import text_tool
 from quire.shared.structured_output.literals import NO_SPECIALS
 from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, reasoning_in
 
@@ -99,3 +100,45 @@ def test_reasoning_may_come_first() -> None:
                 assert events[-1].text == "Yes."  # type: ignore[union-attr]
                 assert all(event == Reasoning("some\ntext") for event in events[:-1])
             assert any(len(reasoning_in(name, [text], is_open=is_open)) == 2 for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "syntax", "definition", "said", "is_held"),
+    [
+        ("qwen3_coder", "lark", 'start: "a" /b+/', "abb", True),
+        ("hy_v3", "lark", 'start: "a" /b+/', "abb", True),
+        ("kimi_k3", "regex", "ab+", "abb", True),
+        ("hermes", "regex", "ab+", "abb", True),
+        ("hermes", "lark", 'start: "a" /b+/', "abb", False),  # the text stands in a JSON string
+    ],
+)
+def test_the_input_of_a_custom_tool_fits_its_grammar(
+    name: str, syntax: str, definition: str, said: str, is_held: bool, validator: GrammarValidator
+) -> None:
+    grammar = {"syntax": syntax, "definition": definition}
+    tool = text_tool("tools[0]", "patch", None, {"type": "grammar"}, grammar)
+    way = registry.tool_format(name).wordings[-1]
+    assert way.enforces(tool) is is_held
+    answer = wording.calls(way, [tool], only_one=True)
+    kinds = {"lark": '"type": "grammar"', "regex": definition}
+    assert (kinds[syntax] in json.dumps(answer)) is is_held
+    asyncio.run(validator.check(constraint.structural_tag(answer, None)))
+    spoken = answer_with(answer, said)
+    start, arguments = calls_in(name, [spoken], (tool,))
+    assert (start, arguments) == (CallStart("patch"), CallArguments(json.dumps({"input": said})))
+
+
+def answer_with(format: dict[str, Any], said: str) -> str:
+    """A text that the format allows, in which the input of the tool is `said`."""
+    match format["type"]:
+        case "const_string":
+            return str(format["value"])
+        case "sequence":
+            return "".join(answer_with(element, said) for element in format["elements"])
+        case "tag":
+            return str(format["begin"]) + answer_with(format["content"], said) + str(format["end"])
+        case "json_schema":
+            return json.dumps({"input": said})
+        case "regex" if "0-9" in format["pattern"]:
+            return "1"
+    return said

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from quire.services.scheduler.core.beam.search import BeamRules, LiveBeams
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Failure, Reason
-from quire.services.scheduler.core.sequence import Loss, Sequence
-from quire.services.scheduler.frontends.submissions import Payload
+from quire.services.scheduler.core.sequences.beam_search import BeamRules, LiveBeams
+from quire.services.scheduler.core.sequences.ending import Failure, Reason
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
+from quire.services.scheduler.values.payload import Payload
 from tests.services.scheduler.conftest import make_sequence
-from tests.services.scheduler.core.scheduling.test_siblings import PROMPT, Run
+from tests.services.scheduler.core.prerequisites.test_siblings import PROMPT, Run
 from tests.services.scheduler.paper_worker import EOS, candidates, oracle
 
 NewCore = Callable[..., Core]

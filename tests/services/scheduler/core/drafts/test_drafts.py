@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import Logprobs, StepResult
-from quire.services.scheduler.core.repetition import RepetitionRule
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.core.policies import PolicyOptions, fair
 from quire.services.scheduler.core.policies.fair import Fair
 from quire.services.scheduler.core.policies.priority import Priority
-from quire.services.scheduler.core.repetition import RepetitionRule
-from quire.services.scheduler.policies import find_policy
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.repetition import RepetitionRule
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 

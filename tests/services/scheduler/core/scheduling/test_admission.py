@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
+from quire.services.scheduler.core.sequences.ending import Reason
 from tests.services.scheduler.conftest import count_operations, make_sequence
 from tests.services.scheduler.core.steps import NewCore, add, returned, tokens_of
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from quire.services.scheduler.core.core import Core
-from quire.services.scheduler.core.ending import Reason
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.core.sequence import Loss
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.sequence import Loss
 from quire.shared.kv.kv_specs import NOTHING
 from tests.services.scheduler.conftest import make_limits, make_sequence
 

@@ -16,7 +16,7 @@ import pytest
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.core.running import Running
+from quire.services.scheduler.core.running.running import Running
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 
 EOS = 1

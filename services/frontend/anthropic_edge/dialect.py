@@ -1,0 +1,56 @@
+"""Anthropic's Messages API, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.anthropic_edge.errors import ERRORS
+from quire.services.frontend.anthropic_edge.routes import PREFIX, MessageRoutes
+from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.document.schemas import COUNT, OPTIONAL_TEXT, TEXT, list_of, object_of
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
+
+MESSAGE = object_of(
+    id=TEXT,
+    type={"const": "message"},
+    role=TEXT,
+    model=TEXT,
+    content=list_of(object_of(type=TEXT)),
+    stop_reason=OPTIONAL_TEXT,
+    usage=object_of(input_tokens=COUNT, output_tokens=COUNT),
+)
+
+
+def _routers(context: ServingContext) -> Sequence[Router]:
+    return [MessageRoutes(context).router]
+
+
+def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    said = [{"role": "user", "content": "What is 23 + 45?"}]
+    return {
+        PREFIX: {"model": model, "messages": said, "max_tokens": 40},
+        f"{PREFIX}/count_tokens": {"model": model, "messages": said},
+    }
+
+
+ANTHROPIC = Dialect(
+    name="anthropic",
+    routers=_routers,
+    errors=ERRORS,
+    prefixes=(PREFIX,),
+    work=(
+        WorkPath(
+            PREFIX,
+            MESSAGE,
+            field_names={
+                "prompt": "messages",
+                "stop": "stop_sequences",
+                "structured_output": "output_config.format",
+            },
+        ),
+        WorkPath(f"{PREFIX}/count_tokens", field_names={"prompt": "messages"}),
+    ),
+    examples=_examples,
+)

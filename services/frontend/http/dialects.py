@@ -1,0 +1,85 @@
+"""Every dialect of a server, found by the path of a call."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from quire.services.frontend.http.dialect import Dialect, ErrorFormat, WorkPath
+from quire.services.frontend.http.document.schemas import Schema
+from quire.shared.errors import QuireError
+
+
+class Dialects:
+    """Holds the dialects; paths that belong to none are worded as the first one has it."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        self.all = tuple(dialects)
+        self._work = {work.path: work for dialect in dialects for work in dialect.work}
+        self._errors = {path: dialect.errors for dialect in dialects for path in _own_paths(dialect)}
+        self._prefixes = [(prefix, dialect.errors) for dialect in dialects for prefix in dialect.prefixes]
+        self._templates = _templates(self._work)
+
+    def errors_of(self, path: str) -> ErrorFormat:
+        """Returns how clients of a path read errors."""
+        known = self._errors.get(path)
+        if known is not None:
+            return known
+        words = (words for prefix, words in self._prefixes if path.startswith(prefix))
+        return next(words, self.all[0].errors)
+
+    def refusal(self, path: str, error: QuireError) -> Response:
+        """Returns an error as the clients of `path` read it."""
+        return self.errors_of(path).of_error(error)
+
+    def status(self, path: str, status: int, detail: str) -> Response:
+        """Returns a status of HTTP as the clients of `path` read it."""
+        return self.errors_of(path).of_status(status, detail)
+
+    def error_schema(self, path: str) -> Schema:
+        """Returns the schema of the errors of `path`."""
+        return self.errors_of(path).schema
+
+    def documented(self) -> dict[str, WorkPath]:
+        """Returns the paths of work as the OpenAPI document writes them."""
+        return {compile_path(path)[1]: work for path, work in self._work.items()}
+
+    def work_path(self, path: str) -> str:
+        """Returns the path of its route, as metrics name it; empty where calls of `path` take no place. Routes that
+        differ in what stands between the first parameter and the last part share the name of the first."""
+        if path in self._work:
+            return path
+        prefix, name = self._templates.get(path.rpartition("/")[2], ("", ""))
+        return name if prefix and path.startswith(prefix) else ""
+
+    def in_client_terms(self, path: str, error: QuireError, form_field: str = "") -> QuireError:
+        """Returns the same error, its field and the first mention of it in its message named as in the bodies of
+        `path`: inside, a field has one name. `form_field`: the one that asked for a form of the output, where there
+        are several that can."""
+        work = self._work.get(path)
+        name = None if work is None else work.field_names.get(error.field)
+        if error.field == "structured_output" and form_field:
+            name = form_field
+        if name is None:
+            return error
+        renamed = copy.copy(error)
+        renamed.field = name
+        renamed.message = re.sub(rf"\b{re.escape(error.field)}\b", name, error.message, count=1)
+        return renamed
+
+
+def _own_paths(dialect: Dialect) -> Sequence[str]:
+    return [*(work.path for work in dialect.work), *dialect.paths]
+
+
+def _templates(work: Mapping[str, WorkPath]) -> dict[str, tuple[str, str]]:
+    """Paths with parameters, by their last part: what stands before the first parameter, and the path."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in work:
+        if "{" in path:
+            found.setdefault(path.rpartition("/")[2], (path.partition("{")[0], path))
+    return found

@@ -1,0 +1,77 @@
+"""Bodies that keep fields they do not know, and refuse those that would otherwise be a silent default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
+from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered, without_idle_windows
+from quire.shared.errors import Unimplemented
+
+
+class CheckedBody(BaseModel):
+    """A JSON object of one API: a body, or an object inside one with a policy of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    read_over: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted, without effect
+    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = {}  # by name, the values that ask for nothing
+    unavailable: ClassVar[Mapping[str, Sequence[Any]]] = {}  # likewise: fields that this API alone has
+    remedy: ClassVar[str] = ""  # for those, behind the refusal
+    reasons: ClassVar[Mapping[str, str]] = {}  # for those, words that clients look for
+    objects: ClassVar[Mapping[str, Shape]] = {}  # fields that hold objects without a model of their own
+
+    @classmethod
+    def known_fields(cls) -> Collection[str]:
+        """Returns the names of the fields that do something."""
+        return cls.model_fields.keys()
+
+    def refuse_unknown(self, unknown: UnknownFields, place: str = "") -> None:
+        """Raises InvalidArgument for a misspelt field, and Unimplemented for one that is not offered. `place`: prefix
+        of the names, as in `options.`."""
+        extra = self.model_extra or {}
+        known = self.read_over | self.not_offered.keys() | self.unavailable.keys()
+        unknown.check(extra.keys() - known, known.union(self.known_fields()), place)
+        refuse_not_offered(without_idle_windows(extra, self), self.not_offered, place)
+        for name, value in extra.items():
+            if name in self.unavailable and value not in self.unavailable[name]:
+                text = f"{name} is not offered by this server{self.remedy}"
+                raise Unimplemented(text, field=name, reason=self.reasons.get(name, ""))
+        _check_models(unknown, self)
+        for name, shape in self.objects.items():
+            check_objects(unknown, getattr(self, name), shape, name)
+        self.check_rules(unknown)
+
+    def check_rules(self, unknown: UnknownFields) -> None:
+        """Raises QuireError for what breaks a rule of this body alone."""
+
+
+def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
+    """Raises InvalidArgument for a field that is refused in the models inside of a body."""
+    inside = list(_models(model, ""))
+    for place, one in inside:
+        if isinstance(one, CheckedBody):
+            one.refuse_unknown(unknown, place)
+    inside = [(place, one) for place, one in inside if not isinstance(one, CheckedBody)]
+    if len({name for _, one in inside for name in one.model_extra or ()}) > MOST_NAMES:
+        raise too_many_names("")
+    for place, one in inside:
+        fields = {field.alias or name for name, field in type(one).model_fields.items()}
+        unknown.check((one.model_extra or {}).keys(), fields, place)
+
+
+def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
+    """The models inside, and the prefix of their fields."""
+    for name in model.model_fields_set & type(model).model_fields.keys():
+        value = getattr(model, name)
+        entries = {f"{place}{name}.": value}
+        if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            entries = {f"{place}{name}[{number}].": entry for number, entry in enumerate(value)}
+        for prefix, one in entries.items():
+            if isinstance(one, BaseModel):
+                yield prefix, one
+                yield from _models(one, prefix)

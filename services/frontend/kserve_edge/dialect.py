@@ -1,0 +1,51 @@
+"""The open inference protocol over HTTP, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.http.body import BYTES
+from quire.services.frontend.http.dialect import EVENTS, Dialect, WorkPath
+from quire.services.frontend.http.document.schemas import ANYTHING, COUNT, TEXT, list_of, object_of
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.kserve_edge.routes import ONE, ONES_VERSION, PREFIX, ROOT, OpenInferenceRoutes
+from quire.services.frontend.ollama_edge.errors import ERRORS  # they look the same
+
+TENSORS = object_of(
+    model_name=TEXT,
+    model_version=TEXT,
+    outputs=list_of(object_of(name=TEXT, datatype=TEXT, shape=list_of(COUNT), data=list_of(ANYTHING))),
+)
+GENERATED = object_of(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, list_of(TEXT)]})
+# By the last part of a path: what it is answered with in one piece, and otherwise.
+VERBS = {"infer": (TENSORS, BYTES), "generate": (GENERATED, EVENTS), "generate_stream": (GENERATED, EVENTS)}
+MODELS = tuple(PREFIX.rstrip("/") + model for model in (ONE, ONES_VERSION))
+
+
+def _routers(context: ServingContext) -> Sequence[Router]:
+    return [OpenInferenceRoutes(context).router]
+
+
+def _examples(_model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Paths name the model."""
+    beginning = "Once upon a time"
+    text = {"text_input": beginning, "parameters": {"max_tokens": 20, "temperature": 0}}
+    infer = {
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [beginning]}],
+        "parameters": {"max_tokens": 20},
+    }
+    bodies: dict[str, Mapping[str, Any]] = {"infer": infer, "generate": text, "generate_stream": text}
+    models = [model.replace(":path", "") for model in MODELS]  # as the document writes them
+    return {f"{model}/{verb}": body for model in models for verb, body in bodies.items()}
+
+
+OPEN_INFERENCE = Dialect(
+    name="open inference",
+    routers=_routers,
+    errors=ERRORS,
+    prefixes=(ROOT,),
+    work=tuple(WorkPath(f"{model}/{verb}", *shown) for model in MODELS for verb, shown in VERBS.items()),
+    examples=_examples,
+)

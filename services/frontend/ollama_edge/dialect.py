@@ -1,0 +1,49 @@
+"""Ollama's API, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.document.schemas import BOOLEAN, COUNT, NUMBER, TEXT, list_of, object_of
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.ollama_edge.errors import ERRORS
+from quire.services.frontend.ollama_edge.format import LINES
+from quire.services.frontend.ollama_edge.routes import PREFIX, OllamaRoutes
+
+CHAT = object_of(model=TEXT, created_at=TEXT, done=BOOLEAN, message=object_of(role=TEXT, content=TEXT))
+GENERATED = object_of(model=TEXT, created_at=TEXT, done=BOOLEAN, response=TEXT)
+EMBEDDED = object_of(model=TEXT, embeddings=list_of(list_of(NUMBER)), prompt_eval_count=COUNT)
+FIELD_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "structured_output": "format"}
+
+
+def _routers(context: ServingContext) -> Sequence[Router]:
+    return [OllamaRoutes(context).router]
+
+
+def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    question, fruit = "What is 23 + 45?", ["an apple", "a lighthouse"]
+    return {
+        f"{PREFIX}chat": {"model": model, "messages": [{"role": "user", "content": question}], "stream": False},
+        f"{PREFIX}generate": {"model": model, "prompt": question, "stream": False},
+        f"{PREFIX}embed": {"model": model, "input": fruit},
+        f"{PREFIX}embeddings": {"model": model, "prompt": fruit[0]},
+        f"{PREFIX}show": {"model": model},
+    }
+
+
+OLLAMA = Dialect(
+    name="ollama",
+    routers=_routers,
+    errors=ERRORS,
+    prefixes=(PREFIX,),
+    work=(
+        WorkPath(f"{PREFIX}chat", CHAT, LINES, {**FIELD_NAMES, "prompt": "messages"}),
+        WorkPath(f"{PREFIX}generate", GENERATED, LINES, FIELD_NAMES),
+        WorkPath(f"{PREFIX}embed", EMBEDDED, field_names={"prompt": "input"}),
+        WorkPath(f"{PREFIX}embeddings", object_of(embedding=list_of(NUMBER))),
+    ),
+    examples=_examples,
+)

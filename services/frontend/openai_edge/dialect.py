@@ -1,0 +1,107 @@
+"""OpenAI's API with vLLM's additions, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.http.dialect import Dialect, WorkPath
+from quire.services.frontend.http.router import Router
+from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.openai_edge import schemas
+from quire.services.frontend.openai_edge.errors import ERRORS
+from quire.services.frontend.openai_edge.responses.routes import PREFIX as RESPONSES
+from quire.services.frontend.openai_edge.responses.routes import ResponseRoutes
+from quire.services.frontend.openai_edge.resumable import ResumableHttp
+from quire.services.frontend.openai_edge.routes.generation_routes import CHAT, COMPLETIONS, GenerationRoutes
+from quire.services.frontend.openai_edge.routes.invocation_routes import INVOCATIONS, InvocationRoutes
+from quire.services.frontend.openai_edge.routes.model_routes import ModelRoutes
+from quire.services.frontend.openai_edge.routes.pooling_routes import (
+    CLASSIFY,
+    EMBEDDINGS,
+    POOLING,
+    RERANK,
+    SCORE,
+    PoolingRoutes,
+)
+from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
+
+# Names in a Request, and in the bodies.
+CHAT_FIELDS = {"prompt": "messages"}
+INPUT_FIELDS = {"prompt": "input"}
+DOCUMENT_FIELDS = {"prompt": "documents"}
+RESPONSE_FIELDS = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "structured_output": "text.format",
+}
+INVOKED = {
+    "anyOf": [schemas.CHAT, schemas.COMPLETION, schemas.VECTORS, schemas.CLASSES, schemas.SCORES, schemas.RANKED]
+}
+
+
+def _routers(context: ServingContext) -> Sequence[Router]:
+    resumable = ResumableHttp(context.streams)
+    generation, pooling = GenerationRoutes(context, resumable), PoolingRoutes(context)
+    routes = (
+        generation,
+        resumable,
+        ResponseRoutes(context, resumable),
+        pooling,
+        InvocationRoutes(generation, pooling, context.bounds),
+        TokenRoutes(context),
+        ModelRoutes(context.catalogue),
+    )
+    return [one.router for one in routes]
+
+
+def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    question, beginning = "What is 23 + 45?", "Once upon a time"
+    said = [{"role": "user", "content": question}]
+    chat = {"model": model, "messages": said, "max_tokens": 40, "temperature": 0}
+    return {
+        COMPLETIONS: {"model": model, "prompt": beginning, "max_tokens": 20, "temperature": 0},
+        CHAT: chat,
+        f"{CHAT}/batch": {**chat, "messages": [said, said]},
+        RESPONSES: {"model": model, "input": question, "max_output_tokens": 40, "temperature": 0},
+        f"{RESPONSES}/input_tokens": {"model": model, "input": question},
+        INVOCATIONS: chat,
+        "/tokenize": {"model": model, "prompt": beginning},
+        "/detokenize": {"model": model, "tokens": [1, 2, 3]},
+        **_pooling_examples(model),
+    }
+
+
+def _pooling_examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    fruit = ["an apple", "a lighthouse"]
+    texts = {"model": model, "input": fruit}
+    score = {"model": model, "text_1": "something to eat", "text_2": fruit}
+    rerank = {"model": model, "query": "something to eat", "documents": fruit}
+    return {
+        **dict.fromkeys((EMBEDDINGS, POOLING, CLASSIFY), texts),
+        **dict.fromkeys(SCORE, score),
+        **dict.fromkeys(RERANK, rerank),
+    }
+
+
+OPENAI = Dialect(
+    name="openai",
+    routers=_routers,
+    errors=ERRORS,
+    work=(
+        WorkPath(COMPLETIONS, schemas.COMPLETION),
+        WorkPath(CHAT, schemas.CHAT, field_names=CHAT_FIELDS),
+        WorkPath(f"{CHAT}/batch", schemas.CHAT, field_names=CHAT_FIELDS),
+        WorkPath(RESPONSES, schemas.RESPONSE, field_names=RESPONSE_FIELDS),
+        WorkPath(f"{RESPONSES}/input_tokens", field_names=RESPONSE_FIELDS),
+        WorkPath(EMBEDDINGS, schemas.VECTORS, field_names=INPUT_FIELDS),
+        WorkPath(POOLING, schemas.POOLED, field_names=INPUT_FIELDS),
+        WorkPath(CLASSIFY, schemas.CLASSES, field_names=INPUT_FIELDS),
+        *(WorkPath(path, schemas.SCORES, field_names=DOCUMENT_FIELDS) for path in SCORE),
+        *(WorkPath(path, schemas.RANKED, field_names=DOCUMENT_FIELDS) for path in RERANK),
+        WorkPath(INVOCATIONS, INVOKED),
+    ),
+    examples=_examples,
+)

@@ -1,0 +1,73 @@
+"""What a scheduler adds to the trace of a request: a span for each sequence, with what happened to it as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.tracing import Attributes, NoTraces, Span
+
+
+class RequestTraces:
+    """Of the sequences that are sampled, which are few: the others cost a look into an empty table."""
+
+    def __init__(self, traces: NoTraces, clock: Callable[[], float]) -> None:
+        self._traces = traces
+        self._clock = clock
+        self._spans: dict[int, Span] = {}  # by key
+
+    def taken_in(self, sequence: Sequence, traceparent: str) -> None:
+        if not traceparent:  # a frontend sends those that are sampled
+            return
+        now = self._clock()
+        span = self._traces.begin("schedule", traceparent, now, now)
+        if span is not None:
+            self._spans[sequence.key] = span
+
+    def step(self, replica: Replica, result: worker_pb2.StepResult) -> None:
+        """Of a worker, before it is applied: an event for each sampled sequence that runs there."""
+        if not self._spans:
+            return
+        now, timings = self._clock(), result.timings
+        attributes: Attributes = {
+            "quire.worker": replica.id,
+            "quire.step_id": result.step_id,
+            "quire.step.wait_us": timings.wait_us,
+            "quire.step.prepare_us": timings.prepare_us,
+            "quire.step.forward_us": timings.forward_us,
+            "quire.step.sample_us": timings.sample_us,
+            "quire.running": len(replica.core.running),
+        }
+        for key, span in self._spans.items():
+            sequence = replica.core.find(key)
+            if sequence is not None and sequence.started:
+                span.event("step", now, attributes)
+
+    def happened(self, events: Events, worker_of: Callable[[int], str]) -> None:
+        if not self._spans:
+            return
+        now = self._clock()
+        for started in events.started:
+            span = self._spans.get(started.sequence.key)
+            if span is not None:
+                where = {"quire.worker": worker_of(started.sequence.key)}
+                cached = {"quire.cached_tokens": started.sequence.num_cached_tokens}
+                span.event("admitted", now, {**where, **cached, "quire.queue_s": started.queued_s})
+        for finished in events.finished:
+            span = self._spans.pop(finished.sequence.key, None)
+            if span is not None:
+                what: Attributes = {
+                    "quire.finish_reason": finished.reason.name.lower(),
+                    "quire.preemptions": finished.sequence.num_preemptions,
+                    "quire.worker_losses": len(finished.sequence.losses),
+                }
+                span.end(now, what, "" if finished.failure is None else finished.failure.code)
+
+    def moved(self, sequence: Sequence) -> None:
+        """Its worker is lost or leaves."""
+        span = self._spans.get(sequence.key)
+        if span is not None:
+            span.event("moved", self._clock(), {"quire.worker_losses": len(sequence.losses)})

@@ -1,0 +1,152 @@
+"""Queries that documents are compared with, token by token (late interaction): one internal sequence computes a query's
+vectors, which stay with the worker, and the documents that name it wait until a step is planned in which that ends.
+
+A query has its place among the vectors that the worker keeps from when its computation begins. It stays while a
+document needs it, and then until the place is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Seq
+
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.prerequisites.port import InternalSequences, Prerequisite, Requeue
+from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
+from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
+from quire.shared.kv import block_hash
+
+MOST_IDLE = 8192  # queries without documents that are remembered, whatever the worker has room for
+KEYS = itertools.count(2**62)  # of internal sequences: no submission's
+
+
+class QueryVectors(Prerequisite):
+    """Query vectors of one worker. A document joins its query when it comes to the core."""
+
+    def __init__(
+        self, max_vectors: int, hashed_block_size: int, counts: Counts, internal: InternalSequences, requeue: Requeue
+    ) -> None:
+        """`hashed_block_size`: tokens of a block of the prefix cache; 0: there is none."""
+        super().__init__()
+        limits = CacheLimits(max_idle=MOST_IDLE, capacity=max_vectors)
+        self._cache = WorkerCache(limits, self._blocked, prepare=self._compute, evict=self._drop)
+        self._hashed_block_size, self._counts = hashed_block_size, counts
+        self._internal, self._requeue = internal, requeue
+        self._computing: dict[bytes, Sequence] = {}  # by query, until the result is here
+        self._dropped: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that have a place, those of idle queries included."""
+        return self._cache.size
+
+    def join(self, sequence: Sequence) -> bool:
+        query = sequence.query
+        if query is None or sequence.is_query:
+            return True
+        is_ready = self._cache.join(query.name, query.num_tokens, sequence)
+        self._counts.compared_documents += 1
+        self._counts.query_hits += is_ready
+        computing = None if is_ready else self._computing.get(query.name)
+        if computing is not None and computing.priority > sequence.priority:
+            self._requeue.hasten(computing, sequence.priority)  # as urgent as the most urgent of its documents
+        return is_ready
+
+    def leave(self, sequence: Sequence) -> None:
+        query = sequence.query
+        if query is None or sequence.is_query:
+            return
+        unwanted = self._cache.leave(query.name, sequence)
+        if unwanted is not None:
+            computing = self._computing.pop(query.name, None)
+            if computing is not None:
+                self._internal.withdraw(computing)
+            self._cache.remove(query.name)
+
+    def prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        freed: list[Sequence] = []
+        for sequence in sequences if self._computing else ():
+            if self._computes(sequence):
+                freed = self._cache.ready(_query_of(sequence).name) + freed
+        return freed
+
+    def computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
+        if not self._computes(sequence):
+            return []
+        name = _query_of(sequence).name
+        del self._computing[name]
+        return self._cache.remove(name) if failed else []
+
+    def dependents(self, sequence: Sequence) -> list[Sequence]:
+        return self._blocked.on(_query_of(sequence).name) if self._computes(sequence) else []
+
+    def reset(self) -> None:
+        """Forgets all vectors, as the worker does; no step is under way. Documents that could run are blocked until
+        their queries have been computed again."""
+        self._dropped.clear()
+        lost = self._cache.reset()
+        for entry in lost:
+            for document in entry.users.values():
+                self._requeue.block(document)
+        for entry in lost:
+            self._compute(entry)
+
+    def take_dropped(self) -> list[bytes]:
+        """Returns the names of queries that the worker has to forget with the next plan."""
+        if not self._dropped:
+            return []
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def check_invariant(self) -> None:
+        super().check_invariant()
+        self._cache.check_invariant()
+        assert all(name in self._cache for name in self._computing), "nothing is computed without a document"
+
+    def _computes(self, sequence: Sequence) -> bool:
+        """Returns whether `sequence` is the one that computes its query, which may have been dropped meanwhile."""
+        return sequence.is_query and self._computing.get(_query_of(sequence).name) is sequence
+
+    def _compute(self, entry: CacheEntry) -> None:
+        """Submits an internal sequence on behalf of the documents that wait for the query."""
+        documents = list(entry.users.values())
+        first = documents[0]
+        query = _query_of(first)
+        sequence = Sequence(
+            key=next(KEYS),
+            owner=first.owner,
+            sequence_id=first.sequence_id,
+            tokens=bytearray(query.tokens),
+            num_prompt_tokens=query.num_tokens,
+            max_total_tokens=query.num_tokens,
+            root_hash=first.root_hash,
+            skip_reading_prefix_cache=True,
+            samples_nothing=True,
+            query=query,
+            is_query=True,
+            adapter=first.adapter,
+            payload=query.payload,
+            request_id=first.request_id,
+            priority=min(document.priority for document in documents),
+            tenant=first.tenant,
+            arrival=first.arrival,
+            order=first.order,
+            losses=max((document.losses for document in documents), key=len),
+        )
+        if self._hashed_block_size:
+            hashes = block_hash.chain(sequence.root_hash, query.tokens, self._hashed_block_size)
+            sequence.block_hashes = list(hashes)
+        self._computing[entry.entry_id] = sequence
+        self._internal.submit(sequence)
+
+    def _drop(self, name: bytes) -> None:
+        self._computing.pop(name, None)
+        self._dropped.append(name)
+
+
+def _query_of(sequence: Sequence) -> LateQuery:
+    assert sequence.query is not None, "it is a query or is compared with one"
+    return sequence.query

@@ -1,0 +1,195 @@
+"""What a step that returned means for its sequences: one token each, or several where they drafted (drafts/rows.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.services.scheduler.core.beam.beams import FIRST_KEY, Beams
+from quire.services.scheduler.core.drafts.counts import DraftCounts
+from quire.services.scheduler.core.drafts.rows import DraftedRows
+from quire.services.scheduler.core.plan import (
+    I32,
+    LogprobColumns,
+    Logprobs,
+    Pooled,
+    PromptLogprobs,
+    PromptPart,
+    StepResult,
+    TokenColumns,
+)
+from quire.services.scheduler.core.running.running import Slots
+from quire.services.scheduler.core.sequences.ending import Ending, Failure, Reason, ending_of
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import Flight
+
+
+class ResultProcessor:
+    """The other half of apply(): tokens, ends, hashes of the blocks that became known."""
+
+    def __init__(self, state: CoreState, beams: Beams, drafts: DraftCounts) -> None:
+        self._state = state
+        self._tables, self._running = state.tables, state.running
+        self._beams = beams
+        self._drafts = drafts
+
+    def take_in(self, flight: Flight, result: StepResult) -> None:
+        """Applies what a step returned to the sequences that it was planned for; `flight` is the plan's memory of them.
+
+        The rows of `flight` and of `result` are the step's sampling slots, ascending: a token for each, or with drafts
+        `token_counts` of them, int32. A slot may belong to another sequence by now: `flight.keys` says whose the tokens
+        are, and those of sequences that have ended are dropped. Lengths have been checked (replicas/result_checks.py).
+        """
+        if result.prompts is not None:
+            self._take_prompts(flight, result.prompts)
+        if result.failures:
+            flight = self._take_failures(flight, result.failures)
+        if flight.ended:
+            self._take_pooled(flight.ended, result.pooled)
+        rows = DraftedRows.of(flight, result)
+        current = self._running.keys[flight.slots] == flight.keys
+        all_current = np.count_nonzero(current) == len(current)
+        if all_current and rows is None and not self._state.searches:  # the usual case
+            self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            return
+        beams = flight.keys <= FIRST_KEY
+        if beams.any():
+            rows = rows or DraftedRows.single(flight, result)
+            self._beams.take(flight.keys[beams], rows.select(beams))
+            flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
+        if rows is not None:
+            self._drafts.add(rows)
+            self._running.settle(flight.slots[current], rows.refused[current], rows.assumed[current])
+        if current.all() and rows is None:
+            self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            return
+        rows = rows or DraftedRows.single(flight, result)
+        if current.all():
+            self._take_rows(flight.slots, rows)
+            return
+        self._take_rows(flight.slots[current], rows.select(current))
+        for row in np.flatnonzero(~current).tolist():
+            self._take_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
+
+    def _take_rows(self, slots: Slots, rows: DraftedRows) -> None:
+        """Of sequences that still hold the slot they held when the step was planned."""
+        if rows.all_single:
+            self._take_current(slots, rows.token_ids, rows.logprobs, rows.asked)
+        elif len(slots):
+            self._take_several(slots, rows)
+
+    def _take_failures(self, flight: Flight, failures: list[tuple[int, Failure]]) -> Flight:
+        """Queries first: their documents fail with them. Returns what is left to take in."""
+        for slot, failure in sorted(failures, key=lambda failed: not flight.late.get(failed[0], False)):
+            flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
+            self._fail(flight, slot, failure)
+        return flight
+
+    def _take_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
+        """Also of sequences that were preempted meanwhile: they go on behind these positions."""
+        parts = prompts.entries.split(prompts.position_counts.tolist())
+        for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
+            sequence = self._state.sequences.get(flight.prompts[slot])
+            if sequence is not None:
+                sequence.prompt_logprobs_from += len(entries.ranks)
+                self._state.events.prompts.append(PromptPart(sequence, entries))
+
+    def _take_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
+        """Also of sequences that were preempted meanwhile: they have nothing left to compute."""
+        for slot, key in ended.items():
+            sequence = self._state.sequences.get(key)
+            if sequence is not None and sequence.is_query:
+                self._state.computed(sequence)
+            elif sequence is not None:
+                self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
+                self._state.end(sequence, Reason.STOP)
+
+    def _take_current(self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]) -> None:
+        """One token for each of `slots`."""
+        if len(slots) == 0:
+            return
+        running = self._running
+        self._tables.extend(slots, tokens)
+        self._state.counts.generated_tokens += len(slots)
+        owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
+        entries = None if logprobs is None else LogprobColumns(owners[asked], sequence_ids[asked], logprobs)
+        self._state.events.tokens.append(TokenColumns(owners, sequence_ids, tokens, logprobs=entries))
+        self._clear_suspects(slots)
+        for row, ending in self._endings(slots, tokens):
+            self._end(running.sequence(int(slots[row])), ending)
+
+    def _take_several(self, slots: Slots, rows: DraftedRows) -> None:
+        """Several tokens for each of `slots`, or none: one after the other, up to the one that ends the sequence."""
+        running = self._running
+        ends: dict[int, Ending] = {}  # by row
+        taken = np.zeros(len(slots), dtype=np.uint32)
+        for column, tokens in enumerate(rows.columns()):
+            on = np.flatnonzero((rows.counts > column) & (taken == column))
+            on = on[[row not in ends for row in on.tolist()]] if ends else on
+            self._tables.extend(slots[on], tokens[on])
+            taken[on] += 1
+            ends |= {int(on[i]): ending for i, ending in self._endings(slots[on], tokens[on])}
+        kept = rows.cut(taken) if ends else rows
+        self._state.counts.generated_tokens += len(kept.token_ids)
+        owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
+        if len(kept.token_ids):
+            self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
+        self._state.waiting.charge_output(running, np.repeat(slots, np.maximum(taken, 1) - 1))  # one was charged before
+        self._clear_suspects(slots[taken > 0])
+        for row, ending in ends.items():
+            self._end(running.sequence(int(slots[row])), ending)
+
+    def _endings(self, slots: Slots, tokens: I32) -> list[tuple[int, Ending]]:
+        """Which of `slots` the last of `tokens`, one for each, ends: by index."""
+        found = []
+        for i in self._running.may_end(slots, tokens).tolist():
+            ending = ending_of(self._running.sequence(int(slots[i])), int(tokens[i]))
+            if ending is not None:
+                found.append((i, ending))
+        return found
+
+    def _end(self, sequence: Sequence, ending: Ending) -> None:
+        self._state.end(sequence, ending.reason, ending.stop_token_id)
+
+    def _clear_suspects(self, slots: Slots) -> None:
+        """Whoever got a token did not kill the worker."""
+        if self._state.suspects:
+            self._state.suspects.difference_update(slots.tolist())
+
+    def _take_late(self, rows: DraftedRows, key: int) -> None:
+        """Tokens of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
+        sequence = self._state.sequences.get(key)
+        if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:
+            return
+        taken, ending = 0, None
+        for token in rows.token_ids.tolist():
+            self._tables.extend_late(sequence, token)
+            taken += 1
+            ending = ending_of(sequence, token)
+            if ending is not None:
+                break
+        if not taken:
+            return
+        self._state.counts.generated_tokens += taken
+        owners, sequence_ids = (
+            np.array([sequence.owner], dtype=np.int32),
+            np.array([sequence.sequence_id], dtype=np.uint32),
+        )
+        kept = rows.cut(np.array([taken], dtype=np.uint32))
+        self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
+        if ending is not None:
+            self._end(sequence, ending)
+
+    def _fail(self, flight: Flight, slot: int, failure: Failure) -> None:
+        """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""
+        keys = [flight.ended[slot]] if slot in flight.ended else flight.keys[flight.slots == slot].tolist()
+        for key in keys:
+            sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)
+            if sequence is not None and sequence.is_query:
+                self._state.computed(sequence, failure)
+            elif sequence is not None:
+                self._state.end(sequence, Reason.ERROR, failure=failure)

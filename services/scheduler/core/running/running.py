@@ -1,0 +1,260 @@
+"""The running sequences as columns, one row a slot, so that a step costs a few vector operations whatever runs.
+
+Rows of free slots hold values that no vector operation selects (`live` is False).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.services.scheduler.core.plan import I32
+from quire.services.scheduler.core.running.free_slots import FreeSlots
+from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence
+from quire.services.scheduler.kv_cache.groups import Groups
+
+Slots = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+NO_TOKEN = -1
+FEW_STOPS = 4  # of a sequence at most: column by column they are compared sooner than as a matrix
+
+
+class Running:
+    """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
+    the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
+
+    def __init__(self, num_slots: int, groups: Groups, num_micro_batches: int = 1) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size = groups.block_size
+        self._groups, self._plain = groups, groups.plain
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.most_blocks = 0  # that all of them can ever need, sharing left out
+        self.prefilling: set[int] = set()  # slots with more than one token to compute, or that compute only when named
+        self.silent: set[int] = set()  # slots that sample nothing
+        self.live = np.zeros(num_slots, dtype=bool)
+        self.keys = np.full(num_slots, -1, dtype=np.int64)
+        self.order = np.full(num_slots, -1, dtype=np.int64)
+        self.owners = np.zeros(num_slots, dtype=np.int32)
+        self.sequence_ids = np.zeros(num_slots, dtype=np.uint32)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.num_drafts_in_flight = np.zeros(num_slots, dtype=np.int32)  # drafts under way
+        self._has_drafted = False  # ever: until then there is nothing to subtract
+        self.tenants = np.zeros(num_slots, dtype=np.int32)
+        self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
+        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
+        self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
+        self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
+        self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
+        self.asks_logprobs = np.zeros(num_slots, dtype=bool)
+        self.num_constrained = 0  # sequences under a grammar
+        self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
+        self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
+        self.num_watched = 0
+        self.is_beam = np.zeros(num_slots, dtype=bool)
+        self.num_beams = 0
+        self.stop_ids = np.full((2, num_slots), NO_TOKEN, dtype=np.int32)
+        self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
+        self._tail_bytes = self._tail.reshape(-1).view(np.uint8).data  # the same, row after row
+        self._row_bytes = block_size * TOKEN_BYTES
+        self.num_micro_batches = num_micro_batches
+        self.micro_batches = np.arange(num_slots) % num_micro_batches  # by slot
+        self.free_slots = FreeSlots(num_slots, num_micro_batches)
+
+    def __len__(self) -> int:
+        return self.num_slots - len(self.free_slots)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self.free_slots)
+
+    def num_live_of(self, micro_batch: int) -> int:
+        total = -(-(self.num_slots - micro_batch) // self.num_micro_batches)
+        return total - self.free_slots.count(micro_batch)
+
+    def enter(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
+        """Gives `sequence` the lowest free slot, of this micro-batch if it has one."""
+        slot = self.free_slots.take(micro_batch)
+        num_tokens = sequence.num_tokens
+        self.sequences[slot] = sequence
+        sequence.slot = slot
+        self.live[slot] = True
+        self.keys[slot] = sequence.key
+        self.order[slot] = sequence.order
+        self.owners[slot] = sequence.owner
+        self.sequence_ids[slot] = sequence.sequence_id
+        self.tenants[slot] = sequence.tenant_index
+        self.urgency[slot] = sequence.urgency
+        self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
+        self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
+        self.num_computed[slot] = num_computed
+        if self._has_drafted:
+            self.num_drafts_in_flight[slot] = 0
+        self.limit[slot] = sequence.max_total_tokens
+        self.most_blocks += self.most_blocks_of(sequence)
+        self.capacity[slot] = 0
+        if sequence.asks_more:
+            self._enter_wishes(slot, sequence)
+        self._enter_stops(slot, sequence)
+        self._enter_tail(slot, sequence)
+        sequence.row = self
+        if sequence.samples_nothing:
+            self.silent.add(slot)
+        if sequence.is_beam or sequence.samples_nothing or num_computed < num_tokens - 1:
+            self.prefilling.add(slot)
+        return slot
+
+    def most_blocks_of(self, sequence: Sequence) -> int:
+        """That it can ever need, sharing left out."""
+        num_blocks = sequence.max_total_tokens // self.block_size + 1
+        return num_blocks if self._plain else self._groups.cost(num_blocks)
+
+    def fork(self, parent: int, slot: int) -> None:
+        """`slot` is where `parent` is: a beam goes on from another, of the same search."""
+        source, target = self.sequence(parent), self.sequence(slot)
+        target.tokens[:], target.block_hashes[:] = source.tokens, source.block_hashes
+        self._tail[slot] = self._tail[parent]
+
+    def num_known_of(self, slot: int) -> int:
+        return int(self.num_known[slot])
+
+    def tail_of(self, slot: int) -> bytes:
+        """i32 column: the known tokens behind the last full block that the sequence itself keeps."""
+        begin = slot * self._row_bytes
+        end = begin + int(self.num_known[slot]) * TOKEN_BYTES - len(self.sequence(slot).tokens)
+        return bytes(self._tail_bytes[begin:end])
+
+    def known_tokens(self, slot: int) -> bytes:
+        """i32 column."""
+        return bytes(self.sequence(slot).tokens) + self.tail_of(slot)
+
+    def known_block(self, slot: int, index: int) -> bytes:
+        """i32 column: the known tokens of one of its blocks."""
+        size = self._row_bytes
+        tokens = self.sequence(slot).tokens
+        if index * size < len(tokens):
+            return bytes(tokens[index * size : (index + 1) * size])
+        return self.tail_of(slot)
+
+    def leave(self, slot: int) -> Sequence:
+        """Frees the slot; the sequence has all its known tokens again."""
+        sequence = self.sequence(slot)
+        sequence.tokens += self.tail_of(slot)
+        sequence.row = None
+        self.most_blocks -= self.most_blocks_of(sequence)
+        self.sequences[slot] = None
+        if sequence.asks_more:
+            self._leave_wishes(slot, sequence)
+        self.live[slot] = False
+        self.keys[slot] = -1
+        self.order[slot] = -1
+        self.prefilling.discard(slot)
+        self.silent.discard(slot)
+        self.free_slots.give(slot)
+        sequence.slot = -1
+        return sequence
+
+    def sequence(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
+
+    def has_progressed(self, sequence: Sequence) -> bool:
+        """Whether it got a token since it got its slot."""
+        slot = sequence.slot
+        return slot >= 0 and bool(self.num_known[slot] > self.num_at_entry[slot])
+
+    def ready(self) -> Mask:
+        """Slots with exactly one token to compute: those that advance without being named. Beams are always named, and
+        so are slots that sample nothing."""
+        ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
+        if self.silent:
+            ready[list(self.silent)] = False
+        return ready & ~self.is_beam if self.num_beams else ready
+
+    def surely(self, planned: I32) -> I32:
+        """`planned`, num_tokens or num_computed, without the drafts that may turn out not to be there."""
+        return planned - self.num_drafts_in_flight if self._has_drafted else planned
+
+    def assume_accepted(self, slots: Slots | int, num_drafts: int) -> None:
+        """A step is planned in which each of `slots` may draft so many tokens beside the one that is sure."""
+        self._has_drafted = True
+        self.num_computed[slots] += num_drafts
+        self.num_tokens[slots] += num_drafts
+        self.num_drafts_in_flight[slots] += num_drafts
+
+    def settle(self, slots: Slots, refused: I32, drafted: I32) -> None:
+        """A step returned: of the `drafted` tokens of each slot so many were `refused`."""
+        self.num_tokens[slots] -= refused
+        self.num_computed[slots] -= refused
+        self.num_drafts_in_flight[slots] -= drafted
+
+    def append(self, slots: Slots, tokens: I32) -> Slots:
+        """Sampled tokens came back, one for each slot; returns the slots whose last block is now fully known."""
+        known = self.num_known[slots]
+        self._tail[slots, known % self.block_size] = tokens
+        known += 1
+        self.num_known[slots] = known
+        filled: Slots = slots[known % self.block_size == 0]
+        return filled
+
+    def take_blocks(self, slots: Slots) -> list[tuple[Sequence, bytes]]:
+        """Moves a block of known tokens to the sequence of each of `slots`; returns both, the tokens as i32 columns."""
+        size = self._row_bytes
+        tails: bytes = self._tail[slots].tobytes()
+        taken = []
+        for begin, slot in zip(range(0, len(tails), size), slots.tolist(), strict=True):
+            sequence, block = self.sequences[slot], tails[begin : begin + size]
+            assert sequence is not None, f"slot {slot} is free"
+            sequence.tokens += block
+            taken.append((sequence, block))
+        return taken
+
+    def may_end(self, slots: Slots, tokens: I32) -> Slots:
+        """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
+        may_end: Mask = self.num_known[slots] >= self.limit[slots]
+        if len(self.stop_ids) <= FEW_STOPS:
+            for stop_ids in self.stop_ids:
+                may_end |= stop_ids[slots] == tokens
+        else:
+            may_end |= (self.stop_ids[:, slots] == tokens).any(axis=0)
+        if self.num_watched:
+            may_end |= self.watched[slots]
+        return may_end.nonzero()[0]
+
+    def _enter_wishes(self, slot: int, sequence: Sequence) -> None:
+        """What few sequences ask for: the columns are False for all others, and in free slots."""
+        self.asks_logprobs[slot] = sequence.asks_logprobs
+        self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
+        self.num_constrained += bool(sequence.grammar_id)
+        self.watched[slot] = sequence.repetition is not None
+        self.num_watched += sequence.repetition is not None
+        self.is_beam[slot] = sequence.is_beam
+        self.num_beams += sequence.is_beam
+
+    def _leave_wishes(self, slot: int, sequence: Sequence) -> None:
+        for column in (self.asks_logprobs, self.asks_prompt_logprobs, self.watched, self.is_beam):
+            column[slot] = False
+        self.num_constrained -= bool(sequence.grammar_id)
+        self.num_watched -= sequence.repetition is not None
+        self.num_beams -= sequence.is_beam
+
+    def _enter_stops(self, slot: int, sequence: Sequence) -> None:
+        stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
+        width = len(self.stop_ids)
+        if len(stops) > width:
+            wider = np.full((len(stops) - width, self.num_slots), NO_TOKEN, dtype=np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, wider])
+        column = self.stop_ids[:, slot]
+        column.fill(NO_TOKEN)
+        for place, stop in enumerate(stops):  # for the few that there are, sooner than as a slice
+            column[place] = stop
+
+    def _enter_tail(self, slot: int, sequence: Sequence) -> None:
+        """From here on the sequence keeps whole blocks, the row what is behind them."""
+        num_behind = len(sequence.tokens) % self._row_bytes
+        if num_behind:
+            begin = slot * self._row_bytes
+            self._tail_bytes[begin : begin + num_behind] = sequence.tokens[-num_behind:]
+            del sequence.tokens[-num_behind:]

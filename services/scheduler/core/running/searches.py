@@ -1,0 +1,103 @@
+"""The searches that have slots: which beams each consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quire.services.scheduler.core.sequences.beam_search import BeamChild, Entries, LiveBeams
+from quire.services.scheduler.core.sequences.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """A live beam in a slot."""
+
+    sequence: Sequence
+    candidates: Entries | None = None  # None: still to come
+
+    @property
+    def slot(self) -> int:
+        return self.sequence.slot
+
+
+@dataclass(slots=True, eq=False)
+class RunningSearch:
+    """A search that has slots."""
+
+    root: Sequence
+    search: LiveBeams
+    beams: list[Beam] = field(default_factory=list)  # as search.live before the decision
+    decision: list[BeamChild] | None = None  # what is to be carried out
+
+    @property
+    def num_reserved(self) -> int:
+        """Slots that it may still need."""
+        return self.search.rules.width - len(self.beams)
+
+
+class Searches:
+    """By their roots, and by the sequences of their beams."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, RunningSearch] = {}  # by the root's key
+        self._of: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[RunningSearch]:
+        """Those that are there now; they may leave meanwhile."""
+        return iter(list(self._groups.values()))
+
+    @property
+    def num_reserved(self) -> int:
+        return sum(group.num_reserved for group in self._groups.values()) if self._groups else 0
+
+    @property
+    def num_tokens_wanted(self) -> int:
+        """By beams that can go on."""
+        return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
+
+    def add(self, root: Sequence, search: LiveBeams) -> RunningSearch:
+        group = self._groups[root.key] = RunningSearch(root, search)
+        return group
+
+    def join(self, group: RunningSearch, beam: Beam) -> None:
+        """Behind the beams that it has."""
+        group.beams.append(beam)
+        self._of[beam.sequence.key] = group, beam
+
+    def drop(self, group: RunningSearch, beam: Beam) -> None:
+        """Nothing goes on from it."""
+        group.beams.remove(beam)
+        del self._of[beam.sequence.key]
+
+    def holds(self, group: RunningSearch) -> bool:
+        return self._groups.get(group.root.key) is group
+
+    def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
+        """By the key of a beam's sequence."""
+        return self._of.get(key)
+
+    def root_of(self, key: int) -> Sequence | None:
+        """The search that a sequence is a beam of."""
+        found = self._of.get(key)
+        return None if found is None else found[0].root
+
+    def slots_of(self, root: Sequence) -> list[int]:
+        return [beam.slot for beam in self._groups[root.key].beams]
+
+    def leave(self, root: Sequence) -> list[Beam]:
+        """It is over or preempted: the beams whose slots are to be taken."""
+        beams = self._groups.pop(root.key).beams
+        for beam in beams:
+            del self._of[beam.sequence.key]
+        return beams
+
+    def abandon(self) -> list[Sequence]:
+        """The worker is gone with all slots: the roots."""
+        roots = [group.root for group in self._groups.values()]
+        self._groups.clear()
+        self._of.clear()
+        return roots

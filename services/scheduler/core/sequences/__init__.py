@@ -1,0 +1,1 @@
+"""Sequences: their tokens, the rules by which they end, and the rules of a beam search."""

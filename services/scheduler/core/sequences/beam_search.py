@@ -1,0 +1,148 @@
+"""Beam search: which sequences to keep, and when it is over. Pure: knows nothing of slots and blocks.
+
+The score of a sequence is the sum of its tokens' log-probabilities divided by (number of its tokens) **
+length_penalty; the token that ended it counts. At each step the `width` best continuations of all live beams that do
+not end go on; those that end are finished. It is over when no live beam can still become one of the best (with early
+stopping: when `width` have finished), or at the longest length, where the live ones finish as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.services.scheduler.core.sequences.ending import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRules:
+    """What a request asks for."""
+
+    width: int
+    num_outputs: int
+    max_output_tokens: int
+    end_token_ids: frozenset[int]  # end of sequence and stop tokens
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    @property
+    def num_candidates(self) -> int:
+        """Most likely tokens that have to be known of each beam: twice the width, as is customary, or as many as it
+        takes to have `width` that do not end it."""
+        return max(2 * self.width, self.width + len(self.end_token_ids))
+
+    def score(self, total: float, length: int) -> float:
+        return float(total / length**self.length_penalty)
+
+
+class Entries(NamedTuple):
+    """The most likely tokens behind a beam, best first."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamNode:
+    """A token of a beam, and how it came about."""
+
+    parent: BeamNode | None  # None: the prompt
+    token: int
+    logprob: float
+    rank: int  # among the candidates, from 1
+    candidates: Entries
+    total: float  # log-probability of all tokens up to here
+    length: int
+
+    def path(self) -> list[BeamNode]:
+        """From the first token on."""
+        nodes: list[BeamNode] = []
+        node: BeamNode | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class BeamChild(NamedTuple):
+    """A live beam of the next step."""
+
+    parent: int  # index of the beam that it continues
+    node: BeamNode
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished sequence."""
+
+    node: BeamNode
+    score: float
+    reason: Reason
+
+
+@dataclass(slots=True)
+class LiveBeams:
+    """The state between two steps: it may go on on another worker."""
+
+    rules: BeamRules
+    live: list[BeamNode | None] = field(default_factory=lambda: [None])  # the last node of each beam; None: the prompt
+    finished: list[Hypothesis] = field(default_factory=list)  # the best `width`, best first
+
+    def limit(self, max_output_tokens: int) -> None:
+        """Sequences may not become longer than that."""
+        if max_output_tokens < self.rules.max_output_tokens:
+            self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
+
+    def advance(self, candidates: list[Entries]) -> list[BeamChild]:
+        """What follows from the candidates of each live beam; nothing if the search is over."""
+        ended, going_on = [], []
+        for parent, node in self._continuations(candidates):
+            if node.token in self.rules.end_token_ids:
+                ended.append(Hypothesis(node, self.rules.score(node.total, node.length), Reason.STOP))
+            else:
+                going_on.append(BeamChild(parent, node))
+        children = heapq.nlargest(self.rules.width, going_on, key=lambda child: child.node.total)
+        self._finish(ended)
+        if children and children[0].node.length >= self.rules.max_output_tokens:
+            self._finish(
+                [Hypothesis(c.node, self.rules.score(c.node.total, c.node.length), Reason.LENGTH) for c in children]
+            )
+            children = []
+        elif self._is_decided(children):
+            children = []
+        self.live = [child.node for child in children]
+        return children
+
+    def _continuations(self, candidates: list[Entries]) -> Iterator[tuple[int, BeamNode]]:
+        for parent, (node, entries) in enumerate(zip(self.live, candidates, strict=True)):
+            total, length = (0.0, 0) if node is None else (node.total, node.length)
+            for rank, (token, logprob) in enumerate(
+                zip(entries.token_ids.tolist(), entries.logprobs.tolist(), strict=True), start=1
+            ):
+                if logprob > -np.inf:  # else it is banned
+                    yield parent, BeamNode(node, token, logprob, rank, entries, total + logprob, length + 1)
+
+    def _finish(self, ended: list[Hypothesis]) -> None:
+        self.finished = heapq.nlargest(self.rules.width, [*self.finished, *ended], key=lambda h: h.score)
+
+    def _is_decided(self, children: list[BeamChild]) -> bool:
+        rules = self.rules
+        if not children:
+            return True
+        if rules.early_stopping:
+            return len(self.finished) >= rules.width
+        if len(self.finished) < rules.num_outputs:
+            return False
+        best = children[0].node
+        longest = rules.max_output_tokens if rules.length_penalty > 0 else best.length + 1
+        return self.finished[rules.num_outputs - 1].score >= rules.score(best.total, longest)
+
+    @property
+    def results(self) -> list[Hypothesis]:
+        """Best first; fewer than asked for if there are no more."""
+        return self.finished[: self.rules.num_outputs]

@@ -1,0 +1,1 @@
+"""A step while schedule() puts it together."""

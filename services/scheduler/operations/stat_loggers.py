@@ -1,0 +1,135 @@
+"""What is told of every worker now and then: a line in the log, and whatever installed packages do with the figures.
+
+A stat logger is called with the worker's figures of an interval; packages declare theirs in the entry point group
+`quire.stat_loggers`, and the setting `stat_loggers` names those that are to be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.shared import plugins
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+
+log = logger("stats")
+
+GROUP = "quire.stat_loggers"
+STAT_LOGGERS = {"log": "quire.services.scheduler.operations.stat_loggers:log_line"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Of one worker over an interval; numbers of sequences and blocks as they are at its end."""
+
+    worker: str
+    model: str
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt tokens, found in the prefix cache
+    generated_tokens: int
+    preemptions: int
+    running: int
+    waiting: int
+    kv_usage: float  # 0 to 1
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafts
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.prompt_tokens or self.generated_tokens or self.running or self.waiting)
+
+
+StatLogger = Callable[[WorkerStats], None]
+
+
+def log_line(stats: WorkerStats) -> None:
+    """In the words of vLLM's line; nothing of a worker that had nothing to do."""
+    if stats.is_idle:
+        return
+    hits = f"{100 * stats.cached_tokens / stats.prompt_tokens:.1f}%" if stats.prompt_tokens else None
+    accepted = f"{100 * stats.accepted_tokens / stats.draft_tokens:.1f}%" if stats.draft_tokens else None
+    log.info(
+        "throughput",
+        worker=stats.worker,
+        prompt_tokens_per_s=round(stats.prompt_tokens / stats.seconds, 1),
+        generation_tokens_per_s=round(stats.generated_tokens / stats.seconds, 1),
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_cache_usage=f"{100 * stats.kv_usage:.1f}%",
+        prefix_cache_hit_rate=hits,
+        draft_acceptance_rate=accepted,
+        preemptions=stats.preemptions or None,
+    )
+
+
+def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
+    """Raises InvalidArgument for a name that neither Quire nor an installed package has."""
+    known = plugins.known(GROUP, STAT_LOGGERS)
+    for name in names:
+        if name not in known:
+            text = f"stat_loggers: {name!r} does not exist; there are {', '.join(known)}"
+            raise InvalidArgument(text, field="stat_loggers")
+    return [(name, plugins.load(known[name])) for name in names]
+
+
+class Reporter:
+    """Looks at the workers every `interval_s`, and tells what has happened since."""
+
+    def __init__(
+        self,
+        loggers: Sequence[tuple[str, StatLogger]],
+        interval_s: float,
+        model: Callable[[], str],
+        workers: Callable[[], Iterable[pb.ServiceStatus]],
+    ) -> None:
+        self._loggers = list(loggers)
+        self._interval_s = interval_s
+        self._model = model
+        self._workers = workers
+        self._before: dict[tuple[str, int], pb.ServiceStatus] = {}  # by worker and epoch: each counts from 0
+        self._looked_s = time.monotonic()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            self.tell(time.monotonic())
+
+    def tell(self, now: float) -> None:
+        seconds, self._looked_s = max(now - self._looked_s, 1e-3), now
+        workers = {(worker.id, worker.epoch): worker for worker in self._workers()}
+        for key, worker in workers.items():
+            before = self._before.get(key, pb.ServiceStatus())
+            self._tell_of(_stats(worker, before, self._model(), seconds))
+        self._before = workers
+
+    def _tell_of(self, stats: WorkerStats) -> None:
+        for entry in list(self._loggers):
+            name, told = entry
+            try:
+                told(stats)
+            except Exception:
+                log.exception("a stat logger failed and is not asked again", stat_logger=name)
+                self._loggers.remove(entry)
+
+
+def _stats(worker: pb.ServiceStatus, before: pb.ServiceStatus, model: str, seconds: float) -> WorkerStats:
+    now, then = worker.work, before.work
+    return WorkerStats(
+        worker=worker.id,
+        model=model,
+        seconds=seconds,
+        prompt_tokens=now.prompt_tokens - then.prompt_tokens,
+        cached_tokens=now.cached_tokens - then.cached_tokens,
+        generated_tokens=now.generated_tokens - then.generated_tokens,
+        preemptions=now.preemptions - then.preemptions,
+        running=worker.running,
+        waiting=worker.waiting,
+        kv_usage=worker.blocks.used / worker.blocks.total if worker.blocks.total else 0.0,
+        draft_tokens=worker.drafts.num_draft_tokens - before.drafts.num_draft_tokens,
+        accepted_tokens=worker.drafts.num_accepted_tokens - before.drafts.num_accepted_tokens,
+    )

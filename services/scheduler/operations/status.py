@@ -1,0 +1,211 @@
+"""What operators see of a scheduler and of everybody who works with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.drafts.speculation import DraftLengths
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+from quire.shared.pb.scheduler.v1 import scheduler_pb2
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
+
+STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
+
+
+class FrontendSessions(Protocol):
+    """The sessions of frontends that are open."""
+
+    @property
+    def epoch(self) -> int:
+        """This lifetime of the scheduler."""
+
+    @property
+    def hellos(self) -> Mapping[int, scheduler_pb2.FrontendHello]:
+        """The first message of each session, by owner."""
+
+
+class SchedulerStatus:
+    """Reads; changes nothing."""
+
+    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendSessions) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._frontends = frontends
+        self.address = ""  # known once the port is
+        self.directory: PrefixDirectory | None = None
+
+    def services(self) -> list[pb.ServiceStatus]:
+        """Itself, its workers, its frontends, its Redis."""
+        return [self.scheduler(), *self.workers(), *self._frontend_entries(), *self._redis()]
+
+    def workers(self) -> Iterable[pb.ServiceStatus]:
+        return [_worker(replica) for replica in self._cluster.replicas.values()]
+
+    def scheduler(self) -> pb.ServiceStatus:
+        workers = list(self.workers())
+        status = pb.ServiceStatus(
+            role=pb.ROLE_SCHEDULER,
+            id=self._settings.name,
+            pid=os.getpid(),
+            address=self.address,
+            state=self._state(),
+            epoch=self._frontends.epoch,
+            running=self._cluster.num_running,
+            waiting=self._cluster.num_waiting,
+            work=_total(worker.work for worker in workers),
+            version=VERSION,
+            sequences_moved=self._cluster.assignments.num_moved,
+            weight_version=self._cluster.wanted.weights.version,
+            asleep=sorted(self._cluster.wanted.asleep),
+            sleep_level=self._cluster.wanted.sleep_level,
+        )
+        ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
+        if ages:
+            status.last_step_age_s = min(ages)
+        if workers:
+            blocks = [worker.blocks for worker in workers]
+            status.blocks.total = sum(b.total for b in blocks)
+            status.blocks.free = sum(b.free for b in blocks)
+            status.blocks.cached = sum(b.cached for b in blocks)
+            status.blocks.used = sum(b.used for b in blocks)
+        return status
+
+    def _state(self) -> pb.State:
+        if self._cluster.draining:
+            return pb.STATE_DRAINING
+        if self._cluster.wanted.asleep:
+            return pb.STATE_ASLEEP
+        return pb.STATE_PAUSED if self._cluster.is_held else pb.STATE_READY
+
+    @property
+    def stalled(self) -> bool:
+        """Work is there, a worker is there, and steps do not advance."""
+        return any(worker.state == pb.STATE_STALLED for worker in self.workers())
+
+    def _redis(self) -> list[pb.ServiceStatus]:
+        if self.directory is None:
+            return []
+        state = {True: pb.STATE_READY, False: pb.STATE_DOWN, None: pb.STATE_STARTING}[self.directory.up]
+        address = urlsplit(self._settings.redis)
+        where = f"{address.hostname}:{address.port or 6379}" if address.hostname else address.path
+        return [pb.ServiceStatus(role=pb.ROLE_REDIS, id="redis", address=where, state=state)]
+
+    def _frontend_entries(self) -> list[pb.ServiceStatus]:
+        return [
+            pb.ServiceStatus(
+                role=pb.ROLE_FRONTEND,
+                id=hello.frontend_id,
+                pid=hello.pid,
+                address=hello.address,
+                state=pb.STATE_READY,
+                running=self._cluster.num_sequences_of(owner),
+                version=hello.version,
+            )
+            for owner, hello in self._frontends.hellos.items()
+        ]
+
+
+def _worker(replica: Replica) -> pb.ServiceStatus:
+    core, use = replica.core, replica.core.use
+    status = pb.ServiceStatus(
+        role=pb.ROLE_WORKER,
+        id=replica.id,
+        pid=replica.hello.pid,
+        address=replica.hello.address,
+        state=_state(replica),
+        epoch=replica.epoch,
+        num_ranks=replica.hello.parallelism.num_ranks,
+        num_stages=replica.hello.parallelism.num_stages,
+        num_contexts=replica.hello.parallelism.num_contexts,
+        running=len(core.running),
+        waiting=len(core.waiting),
+        blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),
+        work=_work(core.counts, replica.tokens_per_s()),
+        version=replica.hello.version,
+        weight_version=replica.weights.version,
+        asleep=sorted(replica.asleep),
+        sleep_level=replica.sleep_level,
+    )
+    if replica.last_step_at is not None:
+        status.last_step_age_s = time.monotonic() - replica.last_step_at
+    if core.speculation.enabled:
+        status.drafts.CopyFrom(_drafts(core.speculation))
+    if core.host_blocks is not None:
+        status.host_memory.CopyFrom(_host_memory(core.host_blocks.tier, core.counts))
+        if core.host_blocks.disk is not None:
+            status.disk.CopyFrom(_disk(core.host_blocks.disk.tier, core.counts))
+    return status
+
+
+def _host_memory(tier: BlockTier, counts: Counts) -> pb.HostMemory:
+    return pb.HostMemory(
+        total=tier.num_places,
+        held=tier.num_held,
+        stored=counts.stored_blocks,
+        fetched=counts.fetched_blocks,
+        failed_transfers=counts.failed_transfers,
+    )
+
+
+def _disk(tier: BlockTier, counts: Counts) -> pb.DiskBlocks:
+    return pb.DiskBlocks(
+        total=tier.num_places,
+        held=tier.num_held,
+        stored=counts.disk_stored_blocks,
+        fetched=counts.disk_fetched_blocks,
+        lost=counts.disk_lost_blocks,
+        dropped=counts.disk_dropped_blocks,
+    )
+
+
+def _drafts(speculation: DraftLengths) -> pb.DraftCounts:
+    counts = speculation.counts
+    return pb.DraftCounts(
+        num_drafts=counts.drafts,
+        num_draft_tokens=counts.draft_tokens,
+        num_accepted_tokens=counts.accepted_tokens,
+        num_accepted_tokens_per_pos=counts.accepted_by_position.tolist(),
+        length=speculation.present_length,
+    )
+
+
+def _state(replica: Replica) -> pb.State:
+    if replica.leaving:
+        return pb.STATE_DRAINING
+    if replica.overdue_s() > STALLED_AFTER_S:
+        return pb.STATE_STALLED
+    if replica.asleep:
+        return pb.STATE_ASLEEP
+    if replica.outdated:
+        return pb.STATE_OUTDATED
+    return pb.STATE_PAUSED if replica.held else pb.STATE_READY
+
+
+def _work(counts: Counts, tokens_per_s: float) -> pb.WorkCounts:
+    return pb.WorkCounts(
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens,
+        generated_tokens=counts.generated_tokens,
+        preemptions=counts.preemptions,
+        tokens_per_s=tokens_per_s,
+        compared_documents=counts.compared_documents,
+        query_hits=counts.query_hits,
+    )
+
+
+def _total(parts: Iterable[pb.WorkCounts]) -> pb.WorkCounts:
+    total = pb.WorkCounts()
+    for part in parts:
+        for field in pb.WorkCounts.DESCRIPTOR.fields:
+            setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+    return total

@@ -1,0 +1,211 @@
+"""Prefill apart from decode: sequences whose prompt one worker computes and another one goes on with.
+
+As chunks of the prompt are computed, the blocks that they fill go over to the decode worker, which keeps them. The
+prefill worker goes on with the sequence meanwhile, from its first token on. Once the blocks are there and the decode
+worker has room, the sequence moves: all that is computed again is what lies behind its last whole block. Whatever fails
+on the way costs a computation at most, since the sequence runs where it is until it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
+from quire.services.scheduler.placement.neighbourhood import Neighbourhood, borrow_from
+from quire.services.scheduler.placement.placement import Placement, cost
+from quire.services.scheduler.placement.roles import DECODE, PREFILL, can_be_handed_over, goes_to_prefill
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+
+log = logger("handover")
+
+MOST_FAILURES = 2  # of a handover's fetches; then the decode worker computes what is missing
+
+Move = Callable[[Sequence, Replica], None]
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """Of one sequence. Compared by identity."""
+
+    sequence: Sequence
+    source: Replica
+    target: Replica
+    holder: int  # of the target's blocks
+    num_sent: int  # blocks of the chain that are with the target, or on their way
+    num_failed: int = 0
+    moved: bool = False  # it waits at the target, or runs there
+
+
+class Handovers:
+    """Of all workers of a scheduler."""
+
+    def __init__(
+        self, neighbourhood: Neighbourhood, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move
+    ) -> None:
+        """`move`: takes a sequence from its worker to another."""
+        self._neighbourhood, self._placement, self._threshold = neighbourhood, placement, threshold
+        self._metrics, self._move = metrics, move
+        self._of: dict[Replica, dict[int, Handover]] = {}  # by worker, either side, and the sequence's key
+        self._coming: dict[Replica, list[Sequence]] = {}  # that prefill workers were to get since they were looked at
+        self._missing: str | None = None  # the role that was missing when somebody looked last
+
+    def __len__(self) -> int:
+        return len({id(handover) for of in self._of.values() for handover in of.values()})
+
+    # Where a sequence goes.
+
+    def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
+        """The worker that gets it now; None if nobody can."""
+        prefills = [replica for replica in replicas if replica.hello.role == PREFILL]
+        if not prefills:
+            return self._placement.place(sequence, replicas)
+        others = [replica for replica in replicas if replica.hello.role != PREFILL]
+        decoder = self._placement.place(sequence, others)
+        if sequence.samples_nothing or decoder is None:
+            return self._placement.place(sequence, replicas)
+        prefill = self._placement.place(sequence, prefills) if can_be_handed_over(sequence) else None
+        if prefill is None or not self._goes_to(prefill, decoder, sequence):
+            return decoder
+        return prefill if decoder.links[prefill.id].may_try() else decoder  # nothing comes: it would be computed twice
+
+    def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
+        cached = decoder.core.num_cached(sequence)
+        return goes_to_prefill(
+            uncached=sequence.num_tokens - cached,
+            decoder_work=cost(sequence, decoder, cached)[0],
+            prefill_work=cost(sequence, prefill, prefill.core.num_cached(sequence))[0],
+            threshold=self._threshold,
+        )
+
+    def placed(self, sequence: Sequence, replica: Replica) -> None:
+        """`replica` is to get it now."""
+        if replica.hello.role == PREFILL and can_be_handed_over(sequence):
+            self._coming.setdefault(replica, []).append(sequence)
+
+    # Workers.
+
+    def changed(self, replicas: Iterable[Replica]) -> None:
+        """Workers have come or gone: says so when one of two roles is missing."""
+        roles = {replica.hello.role for replica in replicas}
+        apart = roles & {PREFILL, DECODE}
+        missing = PREFILL if apart == {DECODE} else DECODE if roles == {PREFILL} else None
+        self._metrics.roles_missing.labels(PREFILL).set(missing == PREFILL)
+        self._metrics.roles_missing.labels(DECODE).set(missing == DECODE)
+        if missing != self._missing and missing is not None:
+            log.warning("no worker has the role; the others do its work", role=missing)
+        self._missing = missing
+
+    def detached(self, gone: Replica) -> None:
+        """Its sequences go elsewhere, and those that were to come to it to another worker."""
+        for handover in list(self._of.get(gone, {}).values()):
+            self._end(handover)
+            if handover.target is gone and not handover.moved:
+                self._begin(handover.sequence, handover.source)
+        self._of.pop(gone, None)
+        self._coming.pop(gone, None)
+
+    def pumped(self, replica: Replica) -> None:
+        """Something may have happened there."""
+        for sequence in self._coming.pop(replica, ()):
+            if replica.core.find(sequence.key) is sequence:
+                self._begin(sequence, replica)
+        handovers = self._of.get(replica)
+        if handovers:
+            for handover in list(handovers.values()):
+                self._advance(handover)
+
+    # One of them.
+
+    def _begin(self, sequence: Sequence, source: Replica) -> None:
+        target = self._target(sequence, source)
+        if target is None or target.core.peer_blocks is None:
+            return  # it stays where it is
+        found = list(target.core.kv.match(sequence.block_hashes).blocks)
+        handover = Handover(sequence, source, target, target.core.peer_blocks.begin_keeping(found), len(found))
+        for replica in (source, target):
+            self._of.setdefault(replica, {})[sequence.key] = handover
+
+    def _target(self, sequence: Sequence, source: Replica) -> Replica | None:
+        """The decoder that has fewest sequences, those that are on their way included."""
+        able = [
+            replica
+            for replica in self._neighbourhood.pairs(source)
+            if replica.hello.role != PREFILL
+            and replica.takes_sequences
+            and replica.adapters.takes(sequence.adapter)
+            and replica.core.limits.refusal(sequence.num_tokens) is None
+        ]
+        return min(able, key=self._load, default=None)
+
+    def _load(self, replica: Replica) -> tuple[int, int]:
+        coming = self._of.get(replica, {}).values()
+        num_coming = sum(handover.target is replica and not handover.moved for handover in coming)
+        return replica.core.num_sequences + num_coming, replica.core.num_pending_tokens
+
+    def _end(self, handover: Handover) -> None:
+        for replica in (handover.source, handover.target):
+            self._of.get(replica, {}).pop(handover.sequence.key, None)
+        if handover.target.core.peer_blocks is not None:
+            handover.target.core.peer_blocks.let_go(handover.holder)
+
+    def _advance(self, handover: Handover) -> None:
+        sequence, status = handover.sequence, handover.sequence.status
+        if status is SequenceStatus.FINISHED or (handover.moved and status is SequenceStatus.RUNNING):
+            self._end(handover)
+        elif not handover.moved and status is SequenceStatus.RUNNING:
+            if not handover.target.takes_sequences:
+                self._end(handover)
+                self._begin(sequence, handover.source)
+            elif not (handover.source.held or handover.target.held or handover.target.paused):
+                self._send(handover)
+                self._move_if_ready(handover)
+
+    def _send(self, handover: Handover) -> None:
+        """What has been filled since, if there is room for it."""
+        source, target, hashes = handover.source.core, handover.target.core, handover.sequence.block_hashes
+        assert target.peer_blocks is not None, "it was chosen for that"
+        if not target.peer_blocks.num_coming(handover.holder):
+            self._check(handover)
+        count = min(int(source.kv.num_named[handover.sequence.slot]), len(hashes)) - handover.num_sent
+        if count <= 0 or handover.num_failed >= MOST_FAILURES:
+            return
+        if target.kv.pool.num_free < count + target.limits.watermark_blocks:
+            return
+        assert source.peer_blocks is not None, "it shares its blocks"
+        count = source.peer_blocks.num_found(hashes, handover.num_sent, count)
+        if count:
+            borrowed = borrow_from(handover.source, hashes, handover.num_sent, count)
+            coming = hashes[handover.num_sent : handover.num_sent + count]
+            target.peer_blocks.bring(borrowed, [], coming, holder=handover.holder)
+            handover.num_sent += count
+            handover.target.wake()
+
+    def _check(self, handover: Handover) -> None:
+        """Nothing is on its way: what was sent is there, or has failed."""
+        fetches = handover.target.core.peer_blocks
+        assert fetches is not None, "it was chosen for that"
+        found = fetches.num_found(handover.sequence.block_hashes, 0, handover.num_sent)
+        if found < handover.num_sent:
+            handover.num_failed += 1
+            handover.num_sent = found
+
+    def _move_if_ready(self, handover: Handover) -> None:
+        sequence, source, target = handover.sequence, handover.source, handover.target
+        fetches = target.core.peer_blocks
+        assert fetches is not None, "it was chosen for that"
+        if not source.core.running.has_progressed(sequence) or fetches.num_coming(handover.holder):
+            return
+        prompt_blocks = sequence.num_prompt_tokens // source.core.limits.block_size
+        complete = handover.num_sent >= prompt_blocks
+        if not (complete or handover.num_failed >= MOST_FAILURES):
+            return  # there was no room for the rest: it stays until there is
+        if not target.core.has_room(sequence.num_tokens, handover.num_sent):
+            return
+        handover.moved = True
+        self._metrics.handovers.labels("done" if complete else "computed").inc()
+        self._of[source].pop(sequence.key, None)
+        self._move(sequence, target)

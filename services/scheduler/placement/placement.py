@@ -1,0 +1,82 @@
+"""Which worker a sequence goes to: filter, score, pick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
+from quire.services.scheduler.replicas.replica import Replica
+from quire.shared import rendezvous
+
+Pick = Callable[[Sequence, Seq[Replica]], Replica]
+Cached = tuple[int, Replica]  # tokens of a sequence that a worker has
+STEPS_BEHIND = 4  # full ones, that a query's own worker may have to do before others would: computing the query is less
+
+Fetchable = Callable[[Sequence, Replica, int, Seq[Cached]], int]
+
+
+class Placement:
+    """One policy over all workers of this scheduler, who knows exactly what each holds and has to do."""
+
+    def __init__(self, policy: str, fetchable: Fetchable) -> None:
+        """`fetchable`: how many tokens a worker need not compute, beside those that it has, since others have them."""
+        self._fetchable = fetchable
+        policies: dict[str, Pick] = {
+            "prefix": self._least_left_to_compute,
+            "least_loaded": _least_loaded,
+            "round_robin": self._next_in_turn,
+        }
+        self._pick = policies[policy]
+        self._turn = 0
+
+    def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
+        """None if nobody can take it."""
+        fitting = [replica for replica in replicas if not replica.leaving and _fits(sequence, replica)]
+        if fitting and sequence.query is not None:
+            return _home(sequence.query, fitting)
+        return self._pick(sequence, fitting) if fitting else None
+
+    def _least_left_to_compute(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+        cached = [(replica.core.num_cached(sequence), replica) for replica in replicas]
+        longest = sorted(cached, key=lambda found: -found[0])
+
+        def left(found: Cached) -> tuple[int, int]:
+            num_cached, replica = found
+            num_tokens, num_sequences = cost(sequence, replica, num_cached)
+            return num_tokens - self._fetchable(sequence, replica, num_cached, longest), num_sequences
+
+        return min(cached, key=left)[1]
+
+    def _next_in_turn(self, _sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+        self._turn += 1
+        return replicas[self._turn % len(replicas)]
+
+
+def _fits(sequence: Sequence, replica: Replica) -> bool:
+    limits = replica.core.limits
+    if sequence.query is not None and limits.refusal_of_query(sequence.query.num_tokens) is not None:
+        return False
+    return limits.refusal(sequence.num_tokens, samples=not sequence.samples_nothing) is None
+
+
+def _home(query: LateQuery, replicas: Seq[Replica]) -> Replica:
+    """Where its vectors are, or will be: always the same worker of those that are there, as long as that has not much
+    more to do than others."""
+    least = min(replica.core.num_pending_tokens for replica in replicas)
+    near = (
+        replica
+        for replica in replicas
+        if replica.core.num_pending_tokens - least <= STEPS_BEHIND * replica.core.limits.max_num_batched_tokens
+    )
+    return max(near, key=lambda replica: rendezvous.weight(query.name, replica.id))
+
+
+def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+    return min(replicas, key=lambda replica: (replica.core.num_pending_tokens, replica.core.num_sequences))
+
+
+def cost(sequence: Sequence, replica: Replica, num_cached: int) -> tuple[int, int]:
+    """Tokens still to be computed there, the sequence's own uncached ones included; then sequences there."""
+    core = replica.core
+    return core.num_pending_tokens + sequence.num_tokens - num_cached, core.num_sequences

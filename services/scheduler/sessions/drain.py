@@ -1,0 +1,56 @@
+"""How a scheduler leaves: to its peers if there are any, else when everything is done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.sessions.frontend_service import FrontendService
+from quire.services.scheduler.sessions.spread import Spread
+from quire.shared.logs import logger
+from quire.shared.pb.worker.v1 import worker_pb2
+from quire.shared.settings import SchedulerSettings
+
+log = logger("drain")
+
+POLL_S = 0.02
+
+
+async def drain(
+    settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService, spread: Spread
+) -> None:
+    """Takes nothing new. What is left after drain_timeout_s goes on where the frontends submit it again."""
+    cluster.draining = True
+    frontends.publish()
+    deadline = time.monotonic() + settings.drain_timeout_s
+    if spread.addresses:
+        await _hand_over(cluster, spread, deadline)
+        frontends.publish()
+    while not cluster.idle and time.monotonic() < deadline:
+        cluster.tick()
+        frontends.publish()
+        await asyncio.sleep(POLL_S)
+    log.info("drained", finished=cluster.idle)
+
+
+async def _hand_over(cluster: WorkerCluster, spread: Spread, deadline: float) -> None:
+    """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences. One for
+    which there is no peer any more goes on with what it has."""
+    for replica in cluster.replicas.values():
+        replica.leaving = True
+        replica.pause()
+    waiting = list(cluster.replicas.values())
+    while waiting and time.monotonic() < deadline:
+        waiting = [replica for replica in waiting if cluster.has(replica)]  # steps of one that is lost never return
+        for replica in [r for r in waiting if not r.busy]:
+            waiting.remove(replica)
+            heir = spread.heir()
+            if heir is None:
+                replica.leaving = False
+                replica.resume()
+                cluster.came_back()
+                continue
+            log.info("worker handed over", worker=replica.id, to=heir)
+            replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=heir)))
+        await asyncio.sleep(POLL_S)

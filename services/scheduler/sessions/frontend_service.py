@@ -1,0 +1,159 @@
+"""quire.scheduler.v1: a frontend's session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.cluster_view import view_of
+from quire.services.scheduler.cluster.terms import check_model, check_name
+from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.frontends.batches import FROM_WIRE
+from quire.services.scheduler.sessions.outbox import Outbox
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.logs import logger
+from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from quire.shared.process import lifecycle
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import CallStream, InParts
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
+
+log = logger("frontends")
+
+FrontendSession = Duplex[pb.SessionRequest, pb.SessionResponse]
+VIEW_INTERVAL_S = 0.1
+PORTION = 64  # sequences taken in, or cancelled
+TOKENS_LIKE_A_SEQUENCE = 4096  # a prompt of so many costs as much again to copy and to hash
+
+
+class Portion:
+    """How much of one frontend's is done in a turn of the loop, so that nobody waits for what it sends at once."""
+
+    def __init__(self) -> None:
+        self._left = PORTION
+
+    async def spend(self, sequences: int) -> None:
+        self._left -= sequences
+        if self._left <= 0:
+            self._left = PORTION
+            await asyncio.sleep(0)
+
+
+class FrontendService:
+    """One session for each frontend."""
+
+    def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: ServiceDoor) -> None:
+        self._settings = settings
+        self._door = door
+        self._cluster = cluster
+        self._owners = itertools.count(1)
+        self._epoch = time.time_ns() // 1_000_000
+        self._last_view = pb.ClusterView()
+        self.num_rounds = 0  # of publish_views
+        self.hellos: dict[int, pb.FrontendHello] = {}
+
+    @property
+    def epoch(self) -> int:
+        """This lifetime of the scheduler."""
+        return self._epoch
+
+    async def serve(self, stream: CallStream, caller: str) -> None:
+        """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
+        heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
+        session: FrontendSession = Duplex(InParts(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
+        hello = await self._hello(session)
+        self._door.check_name(caller, f"frontend {hello.frontend_id}")
+        await self._serve(session, hello)
+
+    async def publish_views(self) -> None:
+        """Tells the frontends what changed, at most ten times a second; also lets waiting deadlines pass."""
+        while True:
+            await asyncio.sleep(VIEW_INTERVAL_S)
+            self._cluster.tick()
+            self.publish()
+            self.num_rounds += 1
+
+    def publish(self) -> None:
+        view = self._view()
+        if view != self._last_view:
+            self._last_view = view
+            for send in self._cluster.frontends.values():
+                send(pb.SessionResponse(cluster=view))
+
+    def _view(self) -> pb.ClusterView:
+        return view_of(self._cluster, self._settings.scheduling_policy)
+
+    async def _hello(self, session: FrontendSession) -> pb.FrontendHello:
+        first = await session.receive()
+        kind = first.WhichOneof("message")
+        if kind != "hello":
+            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
+        check_name("frontend_id", first.hello.frontend_id)
+        for field in ("address", "version"):
+            check_name(field, getattr(first.hello, field), needed=False)
+        check_model(first.hello.model, f"frontend {first.hello.frontend_id}")
+        self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
+        return first.hello
+
+    async def _serve(self, session: FrontendSession, hello: pb.FrontendHello) -> None:
+        owner = next(self._owners)
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self._settings.name,
+            epoch=self._epoch,
+            version=VERSION,
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            takes_further_submissions=True,
+        )
+        session.send(pb.SessionResponse(welcome=welcome))
+        session.send(pb.SessionResponse(cluster=self._view()))
+        self._cluster.join(owner, Outbox(session).send)
+        self.hellos[owner] = hello
+        log.info("frontend joined", frontend=hello.frontend_id)
+        try:
+            await lifecycle.first(self._read(session, owner), session.pump())
+        except Unavailable as error:
+            log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
+        finally:
+            del self.hellos[owner]
+            await self._part(owner)
+            log.info("frontend left", frontend=hello.frontend_id)
+
+    async def _read(self, session: FrontendSession, owner: int) -> None:
+        portion = Portion()
+        async for message in session.messages():
+            kind = message.WhichOneof("message")
+            if kind == "submission":
+                await self._submit(owner, (message.submission, *message.further_submissions), portion)
+            elif kind == "weights":
+                self._cluster.wanted.learn(message.weights, self._cluster.replicas.values())
+            elif kind == "cancellation":
+                cancellation = message.cancellation
+                reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
+                sequence_ids = u32(cancellation.sequence_ids)
+                for start in range(0, len(sequence_ids), PORTION):
+                    named = sequence_ids[start : start + PORTION].tolist()
+                    self._cluster.cancel(owner, named, reason)
+                    await portion.spend(len(named))
+
+    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: Portion) -> None:
+        for submission in submissions:
+            cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_LIKE_A_SEQUENCE)
+            await portion.spend(cost)
+            for _ in self._cluster.submit(owner, submission):
+                await portion.spend(cost)
+
+    async def _part(self, owner: int) -> None:
+        portion, rest = Portion(), self._cluster.part(owner)
+        try:
+            for _ in rest:
+                await portion.spend(1)
+        finally:
+            for _ in rest:
+                pass

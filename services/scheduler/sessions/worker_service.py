@@ -1,0 +1,351 @@
+"""quire.worker.v1: a worker attaches, gets an epoch, and works."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from quire.services.scheduler.cluster.cluster import WorkerCluster
+from quire.services.scheduler.cluster.terms import check_sizes
+from quire.services.scheduler.core.core import Core
+from quire.services.scheduler.core.limits import CoreLimits, TierLimits
+from quire.services.scheduler.core.policies import PolicyOptions
+from quire.services.scheduler.core.timing.depth import Depth
+from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.kv_cache.groups import Groups
+from quire.services.scheduler.operations.keeping_up import KeepingUp
+from quire.services.scheduler.operations.weight_streams import WeightStreams
+from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.replicas.block_changes import BlockChanges
+from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.sessions.guard import LoopGuard
+from quire.services.scheduler.sessions.scheduling_policies import find_policy
+from quire.services.scheduler.sessions.served import Served
+from quire.services.scheduler.sessions.spread import Spread
+from quire.shared.columns import u32
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from quire.shared.kv import block_hash, kv_wire
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.pb.worker.v1 import worker_pb2_grpc
+from quire.shared.prefix_index import BlockKeys
+from quire.shared.process import lifecycle
+from quire.shared.process.supervision import Tasks
+from quire.shared.rpc import worker_hello
+from quire.shared.rpc.duplex import Duplex
+from quire.shared.rpc.parts import InParts
+from quire.shared.rpc.trust import ServiceDoor
+from quire.shared.settings import SchedulerSettings
+from quire.shared.version import VERSION
+
+log = logger("workers")
+
+WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
+OVERDUE_CHECK_S = 0.25
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """One Attach call for each worker."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        cluster: WorkerCluster,
+        metrics: SchedulerMetrics,
+        door: ServiceDoor,
+        *,
+        on_change: Callable[[], None],
+        on_garbage: Callable[[], None],
+        directory: PrefixDirectory | None,
+        keeping_up: KeepingUp,
+        streams: WeightStreams,
+    ) -> None:
+        """`on_garbage` is told when a session has ended: what was kept for its worker refers to itself."""
+        self._keeping_up = keeping_up
+        self._streams = streams
+        self._settings = settings
+        self._policy = find_policy(settings.scheduling_policy)
+        self._cluster = cluster
+        self._metrics = metrics
+        self._door = door
+        self._on_change, self._on_garbage = on_change, on_garbage
+        self._directory = directory
+        self.spread = Spread(lambda: [] if directory is None else directory.peers)
+        self._sessions: dict[str, Served] = {}
+        self._tasks = Tasks()
+
+    async def Attach(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
+    ) -> None:
+        interval_s = self._settings.heartbeat_interval_ms / 1000
+        heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
+        session: WorkerSession = Duplex(InParts(context), heartbeat, interval_s)
+        try:
+            caller = await self._door.admit(context, pb.AttachResponse, SERVICE_NAME)
+            hello = await self._hello(session)
+            self._door.check_name(caller, f"worker {hello.worker_id}")
+            elsewhere = self._better_place(hello)
+            if elsewhere is not None:
+                await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
+                return
+            await self._supersede(hello)
+            await self._work(session, hello)
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+        except Exception:
+            log.exception("session of a worker failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the scheduler's log")
+
+    async def FetchWeights(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.FetchWeightsRequest, pb.FetchWeightsResponse]
+    ) -> None:
+        try:
+            caller = await self._door.admit(context, pb.FetchWeightsResponse, SERVICE_NAME)
+            asked = await context.read()
+            if not isinstance(asked, pb.FetchWeightsRequest):
+                return  # the caller left
+            if not asked.HasField("fetch"):
+                text = "the first message of a fetch must be fetch"
+                raise self._door.wrong_opening(asked.WhichOneof("message")) or FailedPrecondition(text)
+            self._door.check_name(caller, f"worker {asked.fetch.worker_id}")
+            async for piece in self._streams.pieces(asked.fetch.worker_id, asked.fetch.stream_id):
+                await context.write(pb.FetchWeightsResponse(piece=piece))
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    def _better_place(self, hello: pb.WorkerHello) -> str | None:
+        """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this
+        scheduler leaves is sent on."""
+        if self._cluster.draining:
+            return self.spread.heir()
+        return None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
+
+    async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        """Serves the session in a task of its own, so that a later one of the same worker can end it."""
+        work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
+        self._sessions[hello.worker_id] = Served(hello, work)  # until it has ended: the next one waits for that
+        work.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
+        try:
+            await asyncio.wait([work])
+        finally:
+            work.cancel()
+        if work.cancelled() and not work.cancelling():
+            raise Unavailable(f"the session of worker {hello.worker_id} was cancelled, and nobody asked for that")
+        if work.cancelled():
+            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
+        work.result()
+
+    async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
+        first = await session.receive()
+        kind = first.WhichOneof("message")
+        if kind != "hello":
+            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
+        hello = first.hello
+        worker_hello.group(hello)
+        check_sizes(hello)
+        self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
+        self._cluster.terms.agree_on_layout(hello)
+        self._cluster.terms.agree_on_groups(hello)
+        self._cluster.terms.agree_on_logprobs(hello)
+        self._cluster.terms.agree_on_grammars(hello)
+        self._cluster.terms.agree_on_invariance(hello)
+        self._cluster.terms.agree_on_adapters(hello)
+        return hello
+
+    async def _supersede(self, hello: pb.WorkerHello) -> None:
+        """A worker that attaches again has lost its old stream, whether or not that is known here yet. Returns when its
+        last session has ended, and with that its sequences are elsewhere. Raises FailedPrecondition if that is the
+        session of another process, which lives."""
+        while (old := self._sessions.get(hello.worker_id)) is not None:  # another one may have come meanwhile
+            if not old.is_of(hello) and await old.lives(self._settings.heartbeat_interval_ms / 1000):
+                log.warning("a second worker of one id is refused", worker=hello.worker_id, pid=hello.pid)
+                raise FailedPrecondition(old.reason_against(hello), field="worker_id")
+            if not old.work.done() and not old.work.cancelling():
+                self._metrics.workers_lost.labels("superseded").inc()
+            old.work.cancel()
+            await asyncio.wait([old.work])
+
+    async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        guard = LoopGuard(asyncio.get_running_loop())
+        replica = await self._replica(session, hello, guard)
+        self._cluster.agree_on_weights(replica)  # nobody attaches between this and its own turn
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self._settings.name,
+            epoch=replica.epoch,
+            version=VERSION,
+            max_steps_in_flight=Depth.most_ever(
+                self._settings.max_steps_in_flight, max(hello.parallelism.num_stages, 1)
+            ),
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            peers=self.spread.addresses,
+        )
+        session.send(pb.AttachResponse(welcome=welcome))
+        try:
+            self._cluster.attach(replica)
+            self._publish(replica)
+            self._on_change()
+            log.info(
+                "worker attached",
+                worker=replica.id,
+                epoch=replica.epoch,
+                blocks=hello.kv_cache.num_blocks,
+                device=hello.device,
+            )
+            await lifecycle.first(
+                self._read(session, replica),
+                guard.failed,
+                self._watch(replica),
+                self._keeping_up.follow(replica),
+                session.pump(),
+            )
+        except Unavailable as error:
+            replica.given_up = True
+            self._metrics.workers_lost.labels("silent").inc()
+            log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
+        except Exception:
+            replica.given_up = True
+            raise
+        finally:
+            if self._directory is not None:
+                self._directory.untrack(replica)
+            self._cluster.detach(replica, lost=not replica.leaving)
+            self._on_change()
+            self._on_garbage()
+
+    def _publish(self, replica: Replica) -> None:
+        terms = self._cluster.terms
+        if self._directory is not None and terms.model is not None and terms.layout is not None:
+            self._directory.track(replica, BlockKeys.of(self._settings.redis_namespace, terms.model, terms.layout))
+
+    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello, guard: LoopGuard) -> Replica:
+        changes = BlockChanges()
+        observer = changes if self._directory is not None else None
+        core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)
+        await _adopt(core, hello)
+        return Replica(
+            hello,
+            max(time.time_ns() // 1_000_000, hello.last_epoch + 1),
+            core,
+            send=session.send,
+            deliver=self._cluster.deliver,
+            clock=time.monotonic,
+            call_soon=guard.call_soon,
+            call_later=guard.call_later,
+            metrics=self._metrics,
+            changes=changes,
+        )
+
+    def _limits(self, hello: pb.WorkerHello) -> CoreLimits:
+        settings = self._settings
+        usable = hello.kv_cache.num_blocks - 1
+        specs = kv_wire.from_proto(hello.kv_cache.groups, f"worker {hello.worker_id}")
+        groups = Groups(specs, hello.layout.block_size, hello.limits.max_num_batched_tokens)
+        return CoreLimits(
+            num_blocks=hello.kv_cache.num_blocks,
+            block_size=hello.layout.block_size,
+            kv_specs=specs,
+            max_num_seqs=min(settings.max_num_seqs or hello.limits.max_num_seqs, hello.limits.max_num_seqs),
+            max_num_batched_tokens=min(
+                settings.max_num_batched_tokens or hello.limits.max_num_batched_tokens,
+                hello.limits.max_num_batched_tokens,
+            ),
+            max_model_len=groups.longest(usable, hello.limits.max_model_len),
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
+            watermark_blocks=int(settings.watermark * usable),
+            max_steps_in_flight=settings.max_steps_in_flight,
+            num_micro_batches=max(hello.parallelism.num_stages, 1),
+            num_speculative_tokens=hello.drafting.num_speculative_tokens,
+            fixed_draft_length=hello.drafting.fixed_length,
+            drafts_constrained_only=hello.drafting.constrained_only,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            prefix_grain=settings.prefix_grain,
+            num_query_vectors=hello.kv_cache.num_query_vectors,
+            policy=self._policy,
+            policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
+            tiers=TierLimits(
+                hello.kv_cache.num_host_blocks,
+                hello.kv_cache.num_disk_blocks,
+                settings.kv_offloading_policy,
+                settings.kv_offloading_store_threshold,
+            ),
+        )
+
+    async def _read(self, session: WorkerSession, replica: Replica) -> None:
+        served = self._sessions[replica.id]
+        wants_to_go = False  # not one that a drain hands over, which goes when it has heard where
+        async for message in session.messages():
+            served.num_heard += 1
+            kind = message.WhichOneof("message")
+            if kind == "result":
+                self._cluster.traces.step(replica, message.result)
+                replica.take(message.result)
+            elif kind == "grammar_prepared":
+                replica.take_prepared(message.grammar_prepared)
+            elif kind == "transferred":
+                replica.take_transferred(message.transferred)
+            elif kind == "fetched":
+                replica.take_fetched(message.fetched)
+            elif kind == "adapter_loaded":
+                replica.adapters.take_loaded(message.adapter_loaded)
+                self._on_change()
+            elif kind == "device_order_done":
+                replica.orders.take_done(message.device_order_done)
+            elif kind == "leaving":
+                log.info("worker leaves", worker=replica.id)
+                wants_to_go = True
+                self._cluster.let_leave(replica)
+                self._on_change()
+            if wants_to_go and self._cluster.has_left(replica):
+                return
+        self._metrics.workers_lost.labels("closed").inc()
+
+    async def _watch(self, replica: Replica) -> None:
+        """A worker that is alive but does not finish its step is given up; its late results meet a new epoch."""
+        most_checks = math.ceil(self._settings.step_deadline_s / OVERDUE_CHECK_S)
+        oldest, num_checks = replica.oldest_sent_at, 0
+        while num_checks < most_checks:  # not a clock: it would count time in which this process itself stood still
+            await asyncio.sleep(OVERDUE_CHECK_S)
+            before, oldest = oldest, replica.oldest_sent_at
+            num_checks = num_checks + 1 if oldest is not None and oldest == before else 0
+        replica.given_up = True
+        self._metrics.workers_lost.labels("step_deadline").inc()
+        log.warning("worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.overdue_s(), 1))
+
+
+ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
+
+
+async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
+    """The worker still holds these blocks from an earlier attachment: the whole cache is warm at once."""
+    if not core.limits.caches_prefixes:
+        return
+    ids = u32(hello.held.block_ids).tolist()
+    hashes = block_hash.split(hello.held.block_hashes)
+    groups = u32(hello.held.block_groups).tolist() or [0] * len(ids)
+    for start in range(0, len(ids), ADOPTED_AT_A_TIME):
+        part = slice(start, start + ADOPTED_AT_A_TIME)
+        for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
+            core.kv.pool.adopt(block, block_hash.page_name(held, group))
+        await asyncio.sleep(0)
+    if core.host_blocks is not None:
+        names = block_hash.split_names(hello.held.host_place_hashes, hello.held.host_place_groups)
+        await _adopt_tier(core.host_blocks.tier, hello.held.host_place_ids, names)
+        if core.host_blocks.disk is not None:
+            names = block_hash.split_names(hello.held.disk_place_hashes, hello.held.disk_place_groups)
+            await _adopt_tier(core.host_blocks.disk.tier, hello.held.disk_place_ids, names)
+            core.host_blocks.disk.offer(core.host_blocks.tier.held())
+
+
+async def _adopt_tier(tier: BlockTier, place_ids: bytes, names: list[bytes]) -> None:
+    held = [*zip(u32(place_ids).tolist(), names, strict=True)]
+    for start in range(0, len(held), ADOPTED_AT_A_TIME):
+        tier.adopt(held[start : start + ADOPTED_AT_A_TIME])
+        await asyncio.sleep(0)

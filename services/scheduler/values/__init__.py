@@ -1,0 +1,1 @@
+"""Plain values that several packages of the scheduler share."""

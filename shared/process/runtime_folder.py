@@ -1,0 +1,26 @@
+"""The folder that the processes of one user on a machine agree in, and that only this user can open."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from quire.shared.errors import FailedPrecondition
+
+RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
+
+
+def runtime_folder() -> Path:
+    """Makes the folder if it is not there; raises FailedPrecondition if another user could have put it there."""
+    parent = os.environ.get(RUNTIME_VARIABLE)
+    path = Path(parent, "quire") if parent else Path(tempfile.gettempdir(), f"quire-{os.getuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise FailedPrecondition(f"{path}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise FailedPrecondition(f"{path} is not a folder that only this user can open")
+    return path

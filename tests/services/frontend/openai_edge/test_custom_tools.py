@@ -1,0 +1,158 @@
+"""Tools of type custom, which take a text in place of JSON: Codex's apply_patch, in /v1/responses and in chats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from quire.services.frontend.output_processor.parsing.input_text import InputText
+from tests.services.frontend.output_processor.parsers.reading import pieces
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import ASK, CLOCK, talking, talking_folder
+
+LARK = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+hunk: "*** Delete File: " filename LF
+filename: /(.+)/
+
+%import common.LF
+"""
+PATCH = '*** Begin Patch\n*** Delete File: "é".py\n*** End Patch\n'
+GRAMMAR = {"syntax": "lark", "definition": LARK}
+APPLY_PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files. This is a FREEFORM tool, so do not wrap the patch in JSON.",
+    "format": {"type": "grammar", **GRAMMAR},
+}
+IN_CHATS: dict[str, Any] = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": APPLY_PATCH["description"],
+        "format": {"type": "grammar", "grammar": GRAMMAR},
+    },
+}
+
+
+def written(arguments: dict[str, Any], name: str = "apply_patch") -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+CALL = written({"input": PATCH})
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@pytest.mark.parametrize("choice", ["auto", {"type": "custom", "name": "apply_patch"}])
+async def test_a_call_in_responses(talking_model: Path, choice: Any) -> None:
+    """openai/codex#10635: the tool was left out, so that the model could not edit files."""
+    asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": choice}
+    async with talking(talking_model, CALL) as (frontend, client, script):
+        frontend.keep_in_step(script)
+        whole = await client.responses.create(**asked)
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+        sent = [item.model_dump(exclude={"id", "status"}, exclude_none=True) for item in whole.output]
+        sent.append({"type": "custom_tool_call_output", "call_id": whole.output[0].call_id, "output": "Done"})
+        await client.responses.create(**{**asked, "input": sent})
+        shown, _, again = (prompt_text(talking_model, prompt_of(one)) for one in script.submissions)
+    (call,) = whole.output
+    assert (call.type, call.name, call.input, call.status) == ("custom_tool_call", "apply_patch", PATCH, "completed")
+    deltas = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = (event for event in events if event.type == "response.custom_tool_call_input.done")
+    assert len(deltas) > 5  # the text comes as it is written
+    assert "".join(event.delta for event in deltas) == done.input == PATCH
+    assert {event.item_id for event in deltas} == {done.item_id} == {events[-1].response.output[0].id}
+    function = json.loads(shown.partition("<|im_start|>system\n")[2].partition("\n")[0])["function"]
+    assert (function["name"], list(function["parameters"]["properties"])) == ("apply_patch", ["input"])
+    assert LARK in function["parameters"]["properties"]["input"]["description"]
+    assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
+    assert "Done" in again
+
+
+async def test_a_call_in_chats(talking_model: Path) -> None:
+    """Both kinds of tools in one answer; streamed pieces add up to the whole."""
+    asked: Any = {"model": "talking", "messages": ASK, "tools": [IN_CHATS, CLOCK]}
+    async with talking(talking_model, f"{CALL}\n{written({}, 'now')}") as (frontend, client, script):
+        frontend.keep_in_step(script)
+        whole = (await client.chat.completions.create(**asked)).choices[0]
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        told = [
+            whole.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "Done"},
+        ]
+        await client.chat.completions.create(**{**asked, "messages": [*ASK, *told]})
+        again = prompt_text(talking_model, prompt_of(script.submissions[-1]))
+    patch, now = whole.message.tool_calls
+    assert (whole.finish_reason, patch.type, patch.custom.name, patch.custom.input) == (
+        "tool_calls",
+        "custom",
+        "apply_patch",
+        PATCH,
+    )
+    assert (now.type, now.function.name, now.function.arguments) == ("function", "now", "{}")
+    calls = [call.model_dump() for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join((call.get("custom") or {}).get("input", "") for call in calls if call["index"] == 0) == PATCH
+    assert [(call["type"], call["index"]) for call in calls if call["id"]] == [("custom", 0), ("function", 1)]
+    assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
+
+
+async def test_a_required_call_may_be_one_of_a_custom_tool(talking_model: Path) -> None:
+    """codex-proxy#707: an assistant for code that edits files by one tool with a grammar."""
+    asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": "required"}
+    async with talking(talking_model, CALL) as (_, client, _script):
+        (call,) = (await client.responses.create(**asked)).output
+    assert (call.type, call.input) == ("custom_tool_call", PATCH)
+
+
+async def test_custom_tools_of_a_namespace(talking_model: Path) -> None:
+    space = {"type": "namespace", "name": "fs", "tools": [{"type": "custom", "name": "patch"}]}
+    async with talking(talking_model, written({"input": "x"}, "fs__patch")) as (_, client, _script):
+        (call,) = (await client.responses.create(model="talking", input="hi", tools=[space])).output
+    assert (call.type, call.namespace, call.name, call.input) == ("custom_tool_call", "fs", "patch", "x")
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ({"type": "xml"}, "format must be"),
+        ({"type": "grammar", "syntax": "gbnf", "definition": "x"}, "must be lark or regex, got 'gbnf'"),
+        ({"type": "grammar", "syntax": "lark"}, "definition of a grammar must be a text"),
+        ({"type": "grammar", "syntax": "regex", "definition": "("}, "tools"),
+    ],
+)
+async def test_a_form_that_is_none_is_refused(talking_model: Path, format: Any, text: str) -> None:
+    async with talking(talking_model, "ok") as (_, client, _script):
+        with pytest.raises(openai.BadRequestError, match=text) as refused:
+            await client.responses.create(model="talking", input="hi", tools=[{**APPLY_PATCH, "format": format}])
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"input": "a\\n\\"b\\" \\ud83d\\ude42"}', 'a\n"b" 🙂'),
+        ('{"note": {"input": 1}, "input": "x"}', "x"),
+        ('{"input": "cut off', "cut off"),
+        ('{"patch": "under another name"}', "under another name"),
+        ('{"a": "x", "b": "y"}', '{"a": "x", "b": "y"}'),
+        ('{"input": ["x"]}', '{"input": ["x"]}'),
+        ("{}", ""),
+        ("", ""),
+    ],
+)
+def test_the_input_is_the_same_however_arguments_are_cut(arguments: str, expected: str) -> None:
+    for cut in range(len(arguments) + 1):
+        found = InputText()
+        assert "".join([*map(found.push, pieces(arguments, [cut])), found.finish()]) == expected
+    found = InputText()
+    assert "".join([*map(found.push, arguments), found.finish()]) == expected

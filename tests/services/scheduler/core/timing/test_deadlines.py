@@ -1,0 +1,45 @@
+"""Whose deadline is next, and what is kept of those who ended before."""
+
+from __future__ import annotations
+
+import random
+
+from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.timing.deadlines import FEW, Deadlines
+from tests.services.scheduler.conftest import make_sequence
+
+
+def test_deadlines_pass_in_their_order_whoever_ended_meanwhile() -> None:
+    draw = random.Random(3)
+    alive: dict[int, Sequence] = {}
+    deadlines = Deadlines(alive)
+    now = 0.0
+    for key in range(5_000):
+        sequence = make_sequence(key, [1], deadline=now + draw.choice((0.5, 20.0, 3_000.0)))
+        deadlines.add(sequence)
+        alive[key] = sequence
+        if draw.random() < 0.9:
+            del alive[draw.choice(list(alive))]
+        now += 0.1
+        due = sorted((s.deadline, k) for k, s in alive.items() if s.deadline <= now)
+        passed = [(s.deadline, s.key) for s in deadlines.passed(now)]
+        assert passed == due
+        for _, over in passed:
+            del alive[over]
+
+
+def test_sequences_that_end_long_before_their_deadline_are_not_kept_until_then() -> None:
+    alive: dict[int, Sequence] = {}
+    deadlines = Deadlines(alive)
+    for key in range(10_000):
+        alive[key] = make_sequence(key, [1], deadline=600.0)
+        deadlines.add(alive[key])
+        if len(alive) > 40:
+            del alive[key - 40]
+    assert len(deadlines) <= FEW + 2 * 41 + 1
+
+
+def test_who_has_no_deadline_costs_nothing() -> None:
+    deadlines = Deadlines({})
+    deadlines.add(make_sequence(1, [1]))
+    assert not len(deadlines)

@@ -1,0 +1,62 @@
+"""What is told of workers now and then."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.services.scheduler.operations.stat_loggers import Reporter, WorkerStats, find, log_line
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2 as pb
+
+
+def worker(epoch: int, generated: int, **more: int) -> pb.ServiceStatus:
+    work = pb.WorkCounts(prompt_tokens=100, cached_tokens=40, generated_tokens=generated)
+    blocks = pb.BlockCounts(total=200, used=50)
+    return pb.ServiceStatus(id="worker-0", epoch=epoch, work=work, blocks=blocks, **more)
+
+
+def test_figures_are_of_the_interval_and_begin_anew_with_an_attachment() -> None:
+    seen: list[WorkerStats] = []
+    workers = [worker(1, 500)]
+    reporter = Reporter([("list", seen.append)], 10.0, lambda: "tiny", lambda: workers)
+    reporter.tell(1e6)
+    workers[:] = [worker(1, 800, running=3, waiting=1)]
+    reporter.tell(1e6 + 10)
+    workers[:] = [worker(2, 20)]
+    reporter.tell(1e6 + 20)
+    assert [stats.generated_tokens for stats in seen] == [500, 300, 20]
+    assert (seen[1].seconds, seen[1].prompt_tokens, seen[1].running, seen[1].waiting) == (10.0, 0, 3, 1)
+    assert seen[1].kv_usage == 0.25
+    assert seen[0].model == "tiny"
+
+
+def test_a_logger_that_fails_is_not_asked_again_and_others_are(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[WorkerStats] = []
+
+    def broken(_stats: WorkerStats) -> None:
+        raise ZeroDivisionError
+
+    reporter = Reporter([("broken", broken), ("list", seen.append)], 10.0, lambda: "tiny", lambda: [worker(1, 5)])
+    reporter.tell(1e6)
+    reporter.tell(1e6 + 1)
+    assert len(seen) == 2
+    assert len([record for record in caplog.records if "stat logger failed" in record.message]) == 1
+
+
+def test_the_log_has_a_line_for_who_had_something_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    idle = WorkerStats("worker-1", "tiny", 10.0, 0, 0, 0, 0, 0, 0, 0.0)
+    log_line(idle)
+    assert not caplog.records
+    log_line(WorkerStats("worker-0", "tiny", 10.0, 1000, 250, 4000, 0, 8, 2, 0.5))
+    (record,) = caplog.records
+    values = record.values  # type: ignore[attr-defined]
+    assert values["prompt_tokens_per_s"] == 100.0
+    assert values["generation_tokens_per_s"] == 400.0
+    assert values["prefix_cache_hit_rate"] == "25.0%"
+    assert values["kv_cache_usage"] == "50.0%"
+
+
+def test_names_that_nobody_has_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"stat_loggers: 'nobodys' does not exist; there are log"):
+        find(["nobodys"])

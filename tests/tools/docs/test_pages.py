@@ -1,0 +1,79 @@
+"""Generated pages contain what the code has, and written pages quote it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from quire.shared import errors
+from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.settings import SERVICES
+from tests.metrics.catalogue import families
+from tools.docs.reference import benchmarks, flags, metrics, models, parsers, settings
+from tools.docs.reference import errors as error_page
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+PRODUCT = ("quire", "services", "shared")
+
+
+def product_text() -> str:
+    names = ("git", "ls-files", *(f"{folder}/*.py" for folder in PRODUCT))
+    files = subprocess.run(names, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = (ROOT / name for name in files)
+    return "\n".join(path.read_text() for path in texts if path.is_file())
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 160
+    assert len(README.split()) <= 1_100
+    assert [line for line in README.splitlines() if len(line) > 120] == []
+
+
+def test_messages_in_troubleshooting_are_those_of_the_product() -> None:
+    rows = re.findall(r"^\| `(.+?)` \|", (DOCS / "getting-started" / "troubleshooting.md").read_text(), re.MULTILINE)
+    text = product_text()
+    assert len(rows) >= 30
+    assert [row for row in rows if row not in text] == []
+
+
+def test_every_setting_is_listed() -> None:
+    page = settings.page()
+    for model in SERVICES.values():
+        assert [name for name in model.model_fields if f"| `{name}` |" not in page] == []
+
+
+def test_every_metric_is_listed() -> None:
+    page = metrics.page()
+    own = [family.name for family in families() if family.name.startswith(("quire_", "vllm:"))]
+    assert [name for name in own if f"| `{name}` |" not in page] == []
+
+
+def test_every_error_code_is_listed() -> None:
+    page = error_page.page()
+    codes = {kind.code for kind in errors.QuireError.__subclasses__()}
+    names = [finish_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_") for code in codes]
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
+def test_models_parsers_and_commands_are_listed() -> None:
+    assert "| `Qwen3ForCausalLM` | Qwen3" in models.page()
+    assert "| `hermes` |" in parsers.page()
+    assert "## quire up" in flags.page()
+    assert "--tensor-parallel-size" in flags.page()
+
+
+def test_every_stored_result_has_a_section() -> None:
+    pages = benchmarks.h200() + benchmarks.cpu()
+    assert [path.stem for path in benchmarks.RESULTS.glob("*.json") if f"## {path.stem}\n" not in pages] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "tools" / "docs" / "mkdocs.yml").read_text()
+    navigation = str(yaml.safe_load(text)["nav"])
+    written = (str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.name != "README.md")
+    assert [page for page in written if page not in navigation] == []

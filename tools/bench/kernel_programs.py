@@ -1,0 +1,69 @@
+"""`python -m tools.bench kernels`: runs the benches that live beside the kernels, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.bench.report import Row, progress
+from quire.shared.errors import Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).resolve().parent / "kernels"
+STDERR = 2  # its tables are progress here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(programs())
+    parser.add_argument(
+        "--programs", default="", metavar="A,B,...", help=f"of tools.bench.kernels: {names} (default: all)"
+    )
+    parser.add_argument("sections", nargs="*", help="what to run of them (default: all)")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    rows = []
+    for program in arguments.programs.split(",") if arguments.programs else programs():
+        rows += [flat(program, row) for row in run(program, arguments.sections)]
+    if not rows:
+        asked = arguments.programs or ", ".join(programs())
+        raise Unavailable(
+            f"no kernel bench ran to its end: of {asked} none can run on this machine, or none has the sections"
+            f" {' '.join(arguments.sections) or '(all)'}; what each said stands above. Choose others with --programs"
+        )
+    yield from rows
+
+
+def programs() -> list[str]:
+    """The packages of tools.bench.kernels, each a program."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
+
+
+def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
+    """Its rows; none where it cannot run, which it says itself: one machine rarely has all devices."""
+    progress(f"tools.bench.kernels.{program}")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "rows.json"
+        command = [sys.executable, "-P", str(FOLDER / program / "__main__.py"), *sections, "--json", str(target)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, stdout=STDERR, env=environment, check=False)
+        if done.returncode or not target.is_file():
+            progress(f"tools.bench.kernels.{program} ended with status {done.returncode}")
+            return []
+        rows: list[dict[str, Any]] = json.loads(target.read_text())
+        return rows
+
+
+def flat(program: str, row: Mapping[str, Any]) -> Row:
+    """Ours first, then its rivals, each with its microseconds."""
+    times = {f"us_{name}": value for name, value in row["microseconds"].items()}
+    rate = {f"rate_{row['unit']}": row["rate"]} if row.get("unit") else {}
+    ratio = {"ratio": row["ratio"]} if len(times) > 1 else {}
+    return {"program": program, "section": row["section"], "case": row["case"], **times, **rate, **ratio}

@@ -1,0 +1,49 @@
+"""Sampling beside the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.kernels import cpu, reference
+from tools.bench.kernels.timing import BenchRow, medians
+
+SIZES = ((1, 4096), (32, 4096), (1, 151_936), (32, 151_936))  # rows, vocabulary
+FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (0, 2), "min_p 0.05": (0, 3)}
+
+
+def bench() -> Iterator[BenchRow]:
+    for rows, vocab_size in SIZES:
+        for name, used in FILTERS.items():
+            yield one(rows, vocab_size, name, used)
+        yield mask(rows, vocab_size)
+
+
+def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRow:
+    logits = 3 * torch.randn(rows, vocab_size)  # both may overwrite them: they are as good a second time
+    columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
+    columns[1] = columns[1].int()
+    chosen = [column if i in used else None for i, column in enumerate(columns)]
+    arguments = (*chosen, torch.arange(rows), torch.arange(rows).int())
+    times = medians(
+        {"cpu": lambda: cpu.sample(logits, *arguments), "reference": lambda: reference.sample(logits, *arguments)}
+    )
+    return BenchRow(
+        "sampling", f"{rows} x {vocab_size} {name}", times, rows * vocab_size / times["cpu"] / 1e3, "Glogit/s"
+    )
+
+
+def mask(rows: int, vocab_size: int) -> BenchRow:
+    """With half of the tokens banned."""
+    logits = torch.randn(rows, vocab_size)
+    masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab_size // 32)), dtype=torch.int32)
+    times = medians(
+        {
+            "cpu": lambda: cpu.mask_logits(logits, None, masks),
+            "reference": lambda: reference.mask_logits(logits, None, masks),
+        }
+    )
+    return BenchRow(
+        "sampling", f"{rows} x {vocab_size} grammar mask", times, rows * vocab_size / times["cpu"] / 1e3, "Glogit/s"
+    )

@@ -1,0 +1,59 @@
+"""`python -m tools.bench.kernels.gpu [SECTION ...] [--json FILE]`
+
+Sections are attention, latent, recurrent, rows, sampling, linear, experts, quantized, ... Prints microseconds of
+quire.kernels.triton on this GPU inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
+torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from quire.kernels import triton
+from tools.bench.kernels.gpu import attention, experts, latent, linear, quantized, recurrent, rows, sampling
+from tools.bench.kernels.timing import BenchRow
+
+SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
+    "attention": attention.bench,
+    "latent": latent.bench,
+    "rows": rows.bench,
+    "sampling": sampling.bench,
+    "linear": linear.bench,
+    "experts": experts.bench,
+    "quantized": quantized.bench,
+    "recurrent": recurrent.bench,
+}
+ON_REQUEST = {
+    "shapes": linear.shapes,
+    "eight_bit_shapes": quantized.shapes,
+    "packed_rows": quantized.packed_rows,
+    "expert_tiles": experts.tiles,
+    "latent_tiles": latent.tiles,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels.gpu", description=__doc__)
+    names = ", ".join([*SECTIONS, *ON_REQUEST])
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=names)
+    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    options = parser.parse_args()
+    if triton.unavailable():
+        parser.exit(1, f"quire.kernels.triton: {triton.unavailable()}\n")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians")
+    measured = []
+    for section in options.sections:
+        for row in {**SECTIONS, **ON_REQUEST}[section]():
+            measured.append(row)
+            print(row, flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([row.as_json() for row in measured], indent=1))
+
+
+if __name__ == "__main__":
+    main()

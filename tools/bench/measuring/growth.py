@@ -1,0 +1,100 @@
+"""What a process holds, look by look, and what of it grows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.bench.report import Row
+from tools.bench.measuring.trend import GROWS, UNCLEAR, Slope, slope
+
+MIB = 2**20
+HOUR_S = 3600.0
+SETTLED = 0.5  # of the time: caches fill, pools grow to their size; growth is measured behind that
+SHORTEST_S = 600.0  # of settled time: in less, what still fills would be called growth
+MOST_BYTES_A_CALL = 16  # that the upper end of an interval may reach where memory is called flat
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """At one process."""
+
+    at_s: float
+    memory: int  # bytes that are its own: what it has mapped of files comes and goes as the machine has room
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int, at_s: float) -> ProcessLook | None:
+        """None if it is gone."""
+        try:
+            resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+            descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        except (OSError, ValueError):
+            return None
+        return cls(at_s, (resident - shared) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
+
+
+def of_process(looks: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
+    """At both ends of its settled time, and slopes an hour with what is sure of them, which is judged if that time is
+    not too short; empty if it did not live long enough. `seconds`: that the load lasted, with so many `calls`."""
+    settled = [look for look in looks if look.at_s >= looks[0].at_s + SETTLED * seconds]
+    if not settled:
+        return {}
+    first, last = settled[0], settled[-1]
+    ends = {
+        "mem_mib": first.memory / MIB,
+        "mem_end_mib": last.memory / MIB,
+        "fds": first.descriptors,
+        "fds_end": last.descriptors,
+        "threads": first.threads,
+        "threads_end": last.threads,
+    }
+    return {**ends, **_slopes(settled, seconds, calls)}
+
+
+def _slopes(settled: Sequence[ProcessLook], seconds: float, calls: int) -> Row:
+    memory = slope([(look.at_s, look.memory) for look in settled])
+    descriptors = slope([(look.at_s, look.descriptors) for look in settled])
+    threads = slope([(look.at_s, look.threads) for look in settled])
+    if memory is None or descriptors is None or threads is None:
+        return {}
+    by_call = memory.times(seconds / max(1, calls))
+    return {
+        **_by_hour("mem_mib", memory.times(1 / MIB)),
+        "bytes_call_low": by_call.low,
+        "bytes_call_high": by_call.high,
+        "mem": by_call.verdict(MOST_BYTES_A_CALL) if _is_judged(seconds) else UNCLEAR,
+        "fds_h": descriptors.value * HOUR_S,
+        "threads_h": threads.value * HOUR_S,
+        **_grown(seconds, {"mem": memory, "fds": descriptors, "threads": threads}),
+    }
+
+
+def of_blocks(looks: Sequence[tuple[float, int]], seconds: float) -> Row:
+    """Those that nobody owned: the most at a look, and the slope; a leak of blocks shows before the load has ended."""
+    settled = [look for look in looks if look[0] >= SETTLED * seconds]
+    if not settled:
+        return {}
+    most = max(blocks for _, blocks in settled)
+    unowned = slope(settled)
+    if unowned is None:
+        return {"unowned_most": most}
+    return {"unowned_most": most, "unowned_h": unowned.value * HOUR_S, **_grown(seconds, {"unowned": unowned})}
+
+
+def _by_hour(name: str, of: Slope) -> Row:
+    of = of.times(HOUR_S)
+    return {f"{name}_h": of.value, f"{name}_h_low": of.low, f"{name}_h_high": of.high}
+
+
+def _is_judged(seconds: float) -> bool:
+    return (1 - SETTLED) * seconds >= SHORTEST_S
+
+
+def _grown(seconds: float, slopes: dict[str, Slope]) -> Row:
+    """What certainly grows, by name."""
+    grown = [name for name, of in slopes.items() if of.verdict(0) == GROWS]
+    return {"grows": " ".join(grown) if _is_judged(seconds) else ""}

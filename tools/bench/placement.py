@@ -1,0 +1,97 @@
+"""`python -m tools.bench placement`: where sequences go, by conversations and simulated workers that keep real time."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quire.async_client import AsyncClient
+from quire.bench.measuring.percentiles import spread_ms
+from quire.bench.report import Row, progress
+from quire.cli.flags import human_int
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+from quire.params import SamplingParams
+from quire.shared.pb.admin.v1 import admin_pb2
+from tools.bench.conversations import Conversation, conversations
+
+POLICIES = ("prefix", "least_loaded", "round_robin")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients saw."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replicas", default="16,64", metavar="N,...", help="simulated workers (default: 16,64)")
+    parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B,...", help="placements to compare")
+    parser.add_argument("--per-replica", type=human_int, default=4, help="conversations at a time for each worker")
+    parser.add_argument("--blocks", type=human_int, default=400, help="KV blocks of each worker")
+    parser.add_argument("--step-ms", type=float, default=40.0, help="time of a step besides its tokens")
+    parser.add_argument("--answer", type=human_int, default=48, help="output tokens of a turn")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    for replicas in map(int, arguments.replicas.split(",")):
+        talk = conversations(replicas * arguments.per_replica, groups=replicas)
+        for policy in arguments.policies.split(","):
+            progress(f"{policy} on {replicas} workers")
+            yield {"replicas": replicas, "policy": policy, **_run(arguments, replicas, policy, talk)}
+
+
+def _run(arguments: argparse.Namespace, replicas: int, policy: str, talk: list[Conversation]) -> dict[str, float]:
+    worker = {
+        "engine": "simulated",
+        "simulated_workers": replicas,
+        "simulated_step_ms": arguments.step_ms,
+        "num_blocks": arguments.blocks,
+        "log_level": "error",
+    }
+    settings = {"worker": worker, "scheduler": {"placement": policy, "log_level": "error"}}
+    with Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings)) as cluster:
+        begin = time.monotonic()
+        tally = asyncio.run(_converse(cluster.grpc_address, talk, arguments.answer))
+        elapsed = time.monotonic() - begin
+        with Client(cluster.grpc_address) as client:
+            scheduler = next(s for s in client.status() if s.role == admin_pb2.ROLE_SCHEDULER)
+    assert scheduler.blocks.used == 0
+    return {
+        "hit_rate": tally.cached_tokens / tally.prompt_tokens,
+        **spread_ms("ttft", tally.ttft_s, (0.5, 0.99)),
+        "out_tok_s": tally.output_tokens / elapsed,
+        "preemptions": scheduler.work.preemptions,
+    }
+
+
+async def _converse(address: str, talk: list[Conversation], answer: int) -> Tally:
+    tally = Tally()
+    client = AsyncClient(address)
+    await asyncio.gather(*(_follow(client, conversation, answer, tally) for conversation in talk))
+    await client.close()
+    return tally
+
+
+async def _follow(client: AsyncClient, conversation: Conversation, answer: int, tally: Tally) -> None:
+    """One turn after the other; what was said so far comes first in every prompt."""
+    params = SamplingParams(max_tokens=answer, ignore_eos=True, detokenize=False)
+    history = list(conversation.system)
+    for turn in conversation.turns:
+        history += turn
+        begin, first = time.monotonic(), None
+        async for message in client.messages(history, params):
+            first = first or time.monotonic()
+            history += message.token_ids
+            tally.output_tokens += len(message.token_ids)
+            usage = message.usage
+        tally.ttft_s.append((first or time.monotonic()) - begin)
+        tally.prompt_tokens += usage.prompt_tokens
+        tally.cached_tokens += usage.cached_tokens

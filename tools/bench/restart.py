@@ -1,0 +1,123 @@
+"""`python -m tools.bench restart`: a worker is killed (kill -9) and started again, and prompts come back.
+
+The same cluster with nothing that outlives the worker, with host memory in a region, and with a disk, in turn: how long
+the first of those prompts takes, the start of the worker included, and how long the others take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from quire.bench import target
+from quire.bench.report import Row, progress
+from quire.bench.target import Target
+from quire.bench.workload import shapes, workloads
+from quire.bench.workload.workloads import Workload
+from quire.cli.flags import human_int
+from quire.client import Client
+from quire.params import SamplingParams
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
+
+FLAG = "worker.{}"  # of a worker's settings, in the arguments
+ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+SETTLED_AFTER_S = 1.0
+PATIENCE_S = 600.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    parser.set_defaults(**{FLAG.format("kv_offloading_size"): 2.0, FLAG.format("kv_offloading_disk_size"): 4.0})
+    parser.add_argument("--work", default="cpu_returning", help="whose prompts come back (default: cpu_returning)")
+    parser.add_argument("--count", type=human_int, default=8, help="how many of its prompts")
+    parser.add_argument("--region", default="/dev/shm", metavar="FOLDER", help="a tmpfs for the region")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    if arguments.address or arguments.base_url:
+        raise InvalidArgument("address: this kills a worker of a cluster that it starts itself", field="address")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in arguments.model.split(","):
+            shape = shapes.prepare(name, Path(scratch))
+            for kept in ("nothing", "region", "disk"):
+                with tempfile.TemporaryDirectory(dir=arguments.region if kept == "region" else None) as folder:
+                    yield {"shape": shape.name, "kept": kept, **_restart(arguments, shape, kept, folder)}
+
+
+def _restart(arguments: argparse.Namespace, shape: shapes.BenchShape, kept: str, folder: str) -> Row:
+    own = argparse.Namespace(**vars(arguments))
+    below: dict[str, dict[str, object]] = {
+        "nothing": {"kv_offloading_size": 0.0, "kv_offloading_disk_size": 0.0},
+        "region": {"kv_offloading_region": folder, "kv_offloading_disk_size": 0.0},
+        "disk": {"kv_offloading_disk": folder},
+    }
+    for name, value in below[kept].items():
+        setattr(own, FLAG.format(name), value)
+    [made] = workloads.named(arguments.work)
+    with target.started_cluster(own, shape) as served, Client(served.grpc_address) as client:
+        work = made.first(arguments.count).within(served.vocab_size)
+        first, _ = _ask(client, work)
+        _settle(client)
+        _kill_worker(client, served)
+        begun = time.perf_counter()
+        again, cached = _ask(client, work)
+        progress(f"{shape.name} {kept}: {time.perf_counter() - begun:.2f} s for all of them after the kill")
+    return {
+        "num_prompt_tokens": work.num_prompt_tokens,
+        "new_ttft_s": statistics.median(first[1:]),
+        "after_kill_s": again[0],
+        "ttft_s": statistics.median(again[1:]),
+        "cached_share": cached / work.num_prompt_tokens,
+    }
+
+
+def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
+    """Seconds until each prompt, one after the other, has its token; and tokens that were cached."""
+    took, cached = [], 0
+    for item in work.items:
+        begun = time.perf_counter()
+        [result] = client.generate([list(item.prompt)], ONE, timeout_s=PATIENCE_S)
+        took.append(time.perf_counter() - begun)
+        cached += result.cached_tokens
+    return took, cached
+
+
+def _settle(client: Client) -> None:
+    """Until nothing moves to host memory or disk any more."""
+    before = None
+    while before != (now := _stored(client)):
+        before = now
+        time.sleep(SETTLED_AFTER_S)
+
+
+def _stored(client: Client) -> tuple[int, int]:
+    worker = _worker(client)
+    return worker.host_memory.stored, worker.disk.stored
+
+
+def _worker(client: Client) -> admin_pb2.ServiceStatus:
+    return next(service for service in client.status() if service.role == admin_pb2.ROLE_WORKER)
+
+
+def _kill_worker(client: Client, served: Target) -> None:
+    number = _worker(client).pid
+    assert number in served.pids.values(), "it is ours"
+    os.kill(number, signal.SIGKILL)
+    _until(lambda: not _is_attached(client, number))
+
+
+def _is_attached(client: Client, number: int) -> bool:
+    return any(service.pid == number for service in client.status() if service.role == admin_pb2.ROLE_WORKER)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.005)

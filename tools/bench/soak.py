@@ -1,0 +1,232 @@
+"""`python -m tools.bench soak`: hours of everything at once, and what has grown meanwhile.
+
+Streams that are read to their end, several samples, constrained answers, cancelled calls, connections that break off,
+requests that are refused; now and then a worker is killed. A row for each process that lived long enough: memory,
+descriptors and threads at its settled beginning and at the end, their slopes between and how sure those are; and the KV
+blocks that no sequence owned, while all this went on and at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from quire.async_client import AsyncClient
+from quire.bench import target
+from quire.bench.report import Row, progress
+from quire.bench.workload import shapes
+from quire.cli.flags import human_int
+from quire.cluster import Cluster
+from quire.metrics import Gauge, parse
+from quire.params import SamplingParams, StructuredOutput
+from quire.shared.errors import Internal, InvalidArgument, QuireError
+from tools.bench.measuring import growth
+
+LOOKS = 360  # at the processes, in all; at most one a second
+LOOKS_AGAIN = 3  # at blocks that seem to be nobody's
+LONGEST_PATIENCE_S = 0.2  # of a client that cancels
+UNOWNED = "quire_scheduler_blocks_unowned"
+BUSY = ("vllm:num_requests_running", "quire_frontend_inflight_requests")
+COUNTED = (UNOWNED, *BUSY)
+WORDS = ("lighthouse", "keeper", "storm", "boat", "harbour", "lamp", "night", "letter", "island", "bell")
+REGEX = r"[a-z]{3,12} [0-9]{1,4}"
+
+
+@dataclass(slots=True)
+class Record:
+    """Of a run."""
+
+    looks: dict[tuple[str, int], list[growth.ProcessLook]] = field(default_factory=dict)  # by service and process id
+    done: Counter[str] = field(default_factory=Counter)  # calls by kind
+    errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
+    kills: int = 0
+    unowned: list[tuple[float, int]] = field(default_factory=list)  # KV blocks, at the seconds of the looks
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    parser.set_defaults(workers=2)
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")
+    parser.add_argument("--clients", type=human_int, default=16, help="calls at a time")
+    parser.add_argument("--pause-s", type=float, default=0.0, metavar="S", help="of a client between two calls")
+    parser.add_argument("--kill-every-s", type=float, default=60.0, metavar="S", help="a worker is killed; 0: none")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as scratch:
+        shape = shapes.prepare(arguments.model, Path(scratch))
+        with Cluster(target.cluster_options(arguments, shape), report=progress) as cluster:
+            record = asyncio.run(_soak(cluster, arguments))
+            unowned = asyncio.run(_unowned_when_idle(cluster))
+    seconds = 60 * arguments.minutes
+    calls = sum(record.done.values())
+    for (service, pid), looks in sorted(record.looks.items()):
+        grown = growth.of_process(looks, seconds, calls)
+        if grown:
+            yield {"service": service, "pid": pid, **grown}
+    yield {
+        "service": "all",
+        "calls": calls,
+        "errors": sum(record.errors.values()),
+        "kills": record.kills,
+        "unowned_blocks": unowned,
+        **growth.of_blocks(record.unowned, seconds),
+    }
+    for kind, count in sorted(record.done.items()):
+        yield {"service": f"calls: {kind}", "calls": count}
+    for text, count in sorted(record.errors.items()):
+        yield {"service": f"error: {text}", "errors": count}
+
+
+async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
+    record, begin_s, seconds = Record(), time.monotonic(), 60 * arguments.minutes
+    async with contextlib.AsyncExitStack() as stack:
+        client = AsyncClient(cluster.grpc_address)
+        stack.push_async_callback(client.close)
+        callers = Callers(client, cluster, record, arguments.pause_s)
+        end_s = begin_s + seconds
+        tasks = [asyncio.create_task(callers.run(random.Random(seed), end_s)) for seed in range(arguments.clients)]
+        if arguments.kill_every_s:
+            tasks.append(asyncio.create_task(_kill(cluster, record, arguments.kill_every_s, end_s)))
+        tasks.append(asyncio.create_task(_watch(cluster, record, begin_s, seconds)))
+        await asyncio.gather(*tasks)
+    return record
+
+
+async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
+    while (at_s := time.monotonic() - begin_s) < seconds:
+        for process in cluster.processes:
+            look = growth.ProcessLook.of(process.pid, at_s) if process.pid else None
+            if look is not None and process.ready.is_set():
+                record.looks.setdefault((process.spec.id, process.pid or 0), []).append(look)
+        record.unowned.append((at_s, await _unowned_now(cluster)))
+        await asyncio.sleep(max(1.0, seconds / LOOKS))
+
+
+async def _kill(cluster: Cluster, record: Record, every_s: float, end_s: float) -> None:
+    """The last worker, again and again; never the first, so that its memory is seen over the whole time."""
+    while time.monotonic() + every_s < end_s:
+        await asyncio.sleep(every_s)
+        victim = [process for process in cluster.processes if process.spec.role == "worker"][-1]
+        if victim.ready.is_set() and victim.running:
+            victim.signal(signal.SIGKILL)
+            record.kills += 1
+
+
+async def _unowned_now(cluster: Cluster) -> int:
+    """The least of some looks: a page is made beside the steps, so that a number may be of two moments."""
+    least = (await _gauges(cluster))[UNOWNED]
+    for _ in range(LOOKS_AGAIN):
+        if not least:
+            break
+        await asyncio.sleep(0.1)
+        least = min(least, (await _gauges(cluster))[UNOWNED])
+    return least
+
+
+async def _unowned_when_idle(cluster: Cluster) -> int:
+    """Blocks that no live sequence owns, once nothing runs; the sum over the schedulers."""
+    for _ in range(50):
+        gauges = await _gauges(cluster)
+        if not any(gauges[name] for name in BUSY):
+            return gauges[UNOWNED]
+        await asyncio.sleep(0.2)
+    raise Internal("sequences still run though every client has left")
+
+
+async def _gauges(cluster: Cluster) -> Counter[str]:
+    """Those of COUNTED, the sum over the services."""
+    assert cluster.metrics is not None
+    sums: Counter[str] = Counter()
+    for metric in parse(await asyncio.to_thread(cluster.metrics.text)):
+        if isinstance(metric, Gauge) and metric.name in COUNTED:
+            sums[metric.name] += int(metric.value)
+    return sums
+
+
+class Callers:
+    """What clients do, by name, in rounds: all of it once, in another order each time."""
+
+    def __init__(self, client: AsyncClient, cluster: Cluster, record: Record, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._client = client
+        self._cluster = cluster
+        self._record = record
+        self._kinds: dict[str, Callable[[random.Random], Awaitable[None]]] = {
+            "stream": self._stream,
+            "samples": self._samples,
+            "constrained": self._constrained,
+            "cancelled": self._cancelled,
+            "broken off": self._broken_off,
+            "refused": self._refused,
+        }
+
+    async def run(self, draw: random.Random, end_s: float) -> None:
+        left: list[str] = []
+        while time.monotonic() < end_s:
+            left = left or draw.sample(list(self._kinds), len(self._kinds))
+            kind = left.pop()
+            try:
+                await self._kinds[kind](draw)
+                self._record.done[kind] += 1
+            except (QuireError, grpc.RpcError, OSError) as error:
+                self._record.errors[f"{kind}: {type(error).__name__}: {str(error)[:60]}"] += 1
+            await asyncio.sleep(self._pause_s)
+
+    async def _stream(self, draw: random.Random) -> None:
+        async for _ in self._client.stream(_prompt(draw), _params(draw)):
+            pass
+
+    async def _samples(self, draw: random.Random) -> None:
+        await self._client.generate(_prompt(draw), _params(draw, n=3))
+
+    async def _constrained(self, draw: random.Random) -> None:
+        await self._client.generate(_prompt(draw), _params(draw, regex=REGEX))
+
+    async def _cancelled(self, draw: random.Random) -> None:
+        """After some tokens, or before the first."""
+        call = asyncio.create_task(self._stream(draw))
+        await asyncio.sleep(draw.random() * LONGEST_PATIENCE_S)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+
+    async def _broken_off(self, draw: random.Random) -> None:
+        """Over HTTP, in the middle of a stream, without a word."""
+        host, port = self._cluster.http_address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"model": "%s", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}'
+        body %= self._cluster.options.model_name.encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        await reader.read(draw.randrange(1, 2000))
+        writer.transport.abort()
+
+    async def _refused(self, draw: random.Random) -> None:
+        try:
+            await self._client.generate(_prompt(draw), SamplingParams(temperature=-1.0))
+        except InvalidArgument:
+            return
+        raise Internal("a negative temperature was taken")
+
+
+def _prompt(draw: random.Random) -> str:
+    """Some are long, many begin alike."""
+    return "The lighthouse keeper " * draw.choice((0, 4, 20)) + " ".join(draw.choices(WORDS, k=draw.randrange(1, 30)))
+
+
+def _params(draw: random.Random, n: int = 1, regex: str = "") -> SamplingParams:
+    constraint = StructuredOutput(regex=regex) if regex else None
+    return SamplingParams(max_tokens=draw.randrange(1, 80), temperature=0.8, n=n, structured_output=constraint)

@@ -1,0 +1,182 @@
+"""`python -m tools.bench speculation`: the same questions with every way of drafting, and without."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from quire.bench import load, target
+from quire.bench.load_client.timing import Outcome
+from quire.bench.measuring.ratio import of_rounds
+from quire.bench.report import Row, progress
+from quire.bench.target import Target
+from quire.bench.workload import shapes, workloads
+from quire.cli import up
+from quire.cli.flags import human_int
+from quire.client import Client
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.admin.v1 import admin_pb2
+from tools.bench import tiny_work
+from tools.bench.measuring import same_cores
+
+Runs = Sequence[Mapping[str, float]]
+
+OFF = "off"
+TREES = "_tree"  # behind a method's name
+CONTROL = "control"  # the same once more: how far two equal clusters are apart
+WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # and the folder of these
+WITH_TREES = ("eagle", "medusa")
+TREE = str([(0,) * depth + (rank,) for depth in range(4) for rank in range(2)])  # a chain, and what comes second
+CONFIGS: dict[str, dict[str, object]] = {
+    OFF: {},
+    CONTROL: {},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2},
+    "suffix": {"method": "suffix"},
+    **{method: {"method": method} for method in WITH_WEIGHTS},
+    **{f"{method}_tree": {"method": method} for method in WITH_TREES},
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
+    parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
+    names = [name for name in CONFIGS if name != CONTROL and not name.endswith(TREES)]
+    trees = ", ".join(name for name in CONFIGS if name.endswith(TREES))
+    what = f"{', '.join(names)} (default: all), {trees}, {CONTROL}: a second cluster that does not draft"
+    parser.add_argument("--methods", default=",".join(names), metavar="A,B,...", help=what)
+    parser.add_argument("--num-speculative-tokens", type=human_int, default=4, help="most drafts per sequence and step")
+    what = "PATHS of the methods that end in _tree, of which --num-speculative-tokens are drafts (default: %(default)s)"
+    parser.add_argument("--speculative-token-tree", default=TREE, metavar="PATHS", help=what)
+    parser.add_argument(
+        "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
+    )
+    parser.add_argument(
+        "--same-cores",
+        action="store_true",
+        help="services of all clusters on the same cores, each role on its own: where processor time is the limit",
+    )
+    parser.add_argument(
+        "--fixed", action="store_true", help="drafts always of that length, whether they pay or not (adaptive_length)"
+    )
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
+    effort = load.effort_of(arguments)
+    cores = same_cores.shared_out(sorted(os.sched_getaffinity(0))) if arguments.same_cores else {}
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        methods = _methods(arguments, Path(scratch))
+        served = {}
+        for method, config in methods.items():
+            progress(f"starting a cluster: {method}")
+            served[method] = stack.enter_context(_cluster(arguments, config, Path(scratch)))
+            same_cores.hold_services(served[method].pids, cores)
+        if cores:
+            same_cores.hold(os.getpid(), cores[same_cores.CLIENTS])
+        for work in workloads.named(arguments.work):
+            for arrival in arguments.load.split(","):
+                trimmed = effort.trimmed(work, served[OFF].vocab_size)
+                at_once = 0 if arguments.whole else _at_once(arguments, len(trimmed.items))
+                yield from _rows(served, trimmed, arrival, effort, whole=arguments.whole, at_once=at_once)
+
+
+def _at_once(arguments: argparse.Namespace, num_requests: int) -> int:
+    """How many requests run at the same time, where that is known and more are sent; else 0."""
+    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * up.num_workers(vars(arguments))
+    return limit if limit < num_requests else 0
+
+
+def _rows(
+    served: Mapping[str, Target],
+    work: workloads.Workload,
+    arrival: str,
+    effort: load.Effort,
+    *,
+    whole: bool,
+    at_once: int,
+) -> Iterator[Row]:
+    before = {method: drafts(each) for method, each in served.items()}
+    callers = [load.grpc_caller(each, work, final_only=whole) for each in served.values()]
+    sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
+    read = functools.partial(_read, at_once=at_once)
+    measured = load.measure_runs(sides, work, arrival=arrival, effort=effort, read=read)
+    runs_of = dict(zip(served, measured, strict=True))
+    for method, runs in runs_of.items():
+        yield {
+            "shape": served[method].name,
+            "work": work.name,
+            "load": arrival,
+            "method": method,
+            **_ratio(runs, runs_of[OFF], "out_tok_s", "speedup"),
+            **(_ratio(runs, runs_of[OFF], "full_tok_s", "full_speedup") if at_once else {}),
+            **load.medians(runs),
+            **_came_of(before[method], drafts(served[method])),
+        }
+
+
+def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
+    ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
+    return {name: ratio.value} | ({f"{name}_error": ratio.error} if ratio.error else {})  # `off` beside itself has none
+
+
+def drafts(served: Target) -> admin_pb2.DraftCounts:
+    """Of all workers; nothing where nobody drafts."""
+    total = admin_pb2.DraftCounts()
+    with Client(served.grpc_address) as client:
+        for service in client.status():
+            total.num_drafts += service.drafts.num_drafts
+            total.num_draft_tokens += service.drafts.num_draft_tokens
+            total.num_accepted_tokens += service.drafts.num_accepted_tokens
+            total.length = max(total.length, service.drafts.length)
+    return total
+
+
+def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dict[str, float]:
+    """`accepted`: share of the drafted tokens; `tok_per_draft`: the token that is always there counted in; `drafts`:
+    sequences that had some, over all steps and runs; `length`: at last."""
+    tokens = after.num_draft_tokens - before.num_draft_tokens
+    if not tokens:
+        return {}
+    right, count = after.num_accepted_tokens - before.num_accepted_tokens, after.num_drafts - before.num_drafts
+    return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "drafts": count, "length": after.length}
+
+
+def _read(outcome: Outcome, at_once: int) -> dict[str, float]:
+    rates, latencies = outcome.rates(), outcome.latencies()
+    full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
+    return (
+        full
+        | {name: rates[name] for name in ("out_tok_s", "errors")}
+        | {name: value for name, value in latencies.items() if name.startswith(("tpot_p50", "e2e_p50"))}
+    )
+
+
+def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
+    drafters = shapes.drafters(shapes.prepare(arguments.model, scratch), scratch)
+    common = {"num_speculative_tokens": arguments.num_speculative_tokens, "adaptive_length": not arguments.fixed}
+    names = [name for name in arguments.methods.split(",") if name != OFF]
+    for name in names:
+        if name not in CONFIGS:
+            raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
+    configs = {name: dict(CONFIGS[name]) for name in names}
+    for name, config in configs.items():
+        method = str(config.get("method"))
+        if method in WITH_WEIGHTS:
+            config["model"] = str(drafters / WITH_WEIGHTS[method])
+        if name.endswith(TREES):
+            config["speculative_token_tree"] = arguments.speculative_token_tree
+    return {OFF: {}} | {name: config | common if config else {} for name, config in configs.items()}
+
+
+@contextlib.contextmanager
+def _cluster(arguments: argparse.Namespace, config: Mapping[str, object], scratch: Path) -> Iterator[Target]:
+    flags = vars(arguments) | ({"worker.speculative_config": json.dumps(config)} if config else {})
+    with contextlib.closing(target.targets(argparse.Namespace(**flags), scratch)) as targets:
+        yield next(targets)

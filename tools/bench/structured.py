@@ -1,0 +1,82 @@
+"""`python -m tools.bench structured`: every request under a schema of its own, and the same requests without."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quire.bench import load, target
+from quire.bench.load_client.timing import Outcome
+from quire.bench.report import Row
+from quire.bench.workload.workloads import BenchRequest, Workload
+from quire.cli.flags import human_int
+
+WORK = "schemas"
+PROMPT = 32
+LARGEST_ID = 4_000  # within the bundled model's vocabulary
+FREE, BOUND = "free", "own schema"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    load.configure(parser, work="", reset=True)
+    parser.set_defaults(temperature=1.0)  # text in all its variety: strings, numbers, lists of any length
+    parser.add_argument("--load", default="burst", metavar="A,B,...", help="as in serve (default: burst)")
+    parser.add_argument("--schemas", type=human_int, default=64, help="requests, each with a schema of its own")
+    parser.add_argument("--tokens", type=human_int, default=256, help="of each answer")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """With schemas and without take turns on one cluster. Schemas are compiled in the warm-up."""
+    effort = load.effort_of(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        for served in target.targets(arguments, Path(scratch)):
+            asked = effort.trimmed(work(arguments.schemas, arguments.tokens), served.vocab_size)
+            side = load.clients_side(served, load.grpc_caller(served, asked, final_only=False))
+            sides = {FREE: replace(side, asks=Workload.without_schemas), BOUND: side}
+            for arrival in arguments.load.split(","):
+                measured = load.measure([*sides.values()], asked, arrival=arrival, effort=effort, read=_read)
+                for name, row in zip(sides, measured, strict=True):
+                    about = {"shape": served.name, "work": asked.name, "load": arrival, "constraint": name}
+                    yield {**about, "of_free": row["out_tok_s"] / measured[0]["out_tok_s"], **row}
+
+
+def work(count: int, num_output: int) -> Workload:
+    draw = random.Random(8)
+    return Workload(
+        WORK,
+        tuple(
+            BenchRequest(
+                tuple(draw.randint(0, LARGEST_ID) for _ in range(PROMPT)), num_output, json.dumps(schema(number))
+            )
+            for number in range(count)
+        ),
+    )
+
+
+def schema(number: int) -> dict[str, Any]:
+    """Records without end, of a form that no other number has."""
+    words = [f"word{number}{letter}" for letter in "abcde"]
+    fields = {
+        f"title{number}": {"type": "string", "maxLength": 40},
+        f"count{number}": {"type": "integer", "minimum": -1000, "maximum": 1000},
+        f"kind{number}": {"enum": words},
+        f"ratio{number}": {"type": "number"},
+        f"tags{number}": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"}, "maxItems": 4},
+        f"done{number}": {"type": "boolean"},
+    }
+    record = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return {"type": "array", "items": record, "minItems": 1000}
+
+
+def _read(outcome: Outcome) -> dict[str, float]:
+    rates, latencies = outcome.rates(), outcome.latencies()
+    return {name: rates[name] for name in ("out_tok_s", "errors")} | {
+        name: value for name, value in latencies.items() if name.startswith(("ttft_p50", "itl_p"))
+    }

@@ -1,0 +1,27 @@
+"""Runs a program of this folder as `quire` runs its commands: one line for an error, no usage, no traceback."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from quire.cli.parser import CommandParser
+from quire.shared.errors import QuireError
+
+Configure = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int]
+
+
+def main(name: str, text: str, configure: Configure, run: Run, arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 for a QuireError, which is printed."""
+    parser = CommandParser(name, description=text, allow_abbrev=False)
+    configure(parser)
+    parsed, left_over = parser.parse_known_args(arguments)
+    if left_over:
+        parser.refuse(left_over)
+    try:
+        return run(parsed)
+    except QuireError as error:
+        print(f"{name.rsplit('.', maxsplit=1)[-1]}: {error.message}", file=sys.stderr)
+        return 1
