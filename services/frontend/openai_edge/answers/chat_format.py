@@ -8,8 +8,8 @@ from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.answers.message_parts import (
-    TextCalls,
     MessageText,
+    TextCalls,
     delta_of,
     has_calls,
     message_of,
