@@ -20,8 +20,8 @@ from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
 from quire.bench.workload.workloads import Workload
-from quire.cli.flags import human_int
 from quire.client import Client
+from quire.flags.setting_flags import human_int
 from quire.params import SamplingParams
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2

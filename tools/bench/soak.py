@@ -26,8 +26,8 @@ from quire.async_client import AsyncClient
 from quire.bench import target
 from quire.bench.report import Row, progress
 from quire.bench.workload import shapes
-from quire.cli.flags import human_int
 from quire.cluster import Cluster
+from quire.flags.setting_flags import human_int
 from quire.metrics import Gauge, parse
 from quire.params import SamplingParams, StructuredOutput
 from quire.shared.errors import Internal, InvalidArgument, QuireError

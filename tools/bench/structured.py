@@ -15,7 +15,7 @@ from quire.bench import load, target
 from quire.bench.load_client.timing import Outcome
 from quire.bench.report import Row
 from quire.bench.workload.workloads import BenchRequest, Workload
-from quire.cli.flags import human_int
+from quire.flags.setting_flags import human_int
 
 WORK = "schemas"
 PROMPT = 32

@@ -19,8 +19,8 @@ from quire.bench.measuring.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes
-from quire.cli.flags import human_int
 from quire.client import Client
+from quire.flags.setting_flags import human_int
 
 Inputs = Sequence[Sequence[int]]
 Side = Callable[[Inputs], None]

@@ -151,12 +151,16 @@ def _list(message: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _call(number: int, call: Any) -> Mapping[str, Any]:
-    """Ollama's calls have no ids; those of a message are told apart by their number."""
+    """Ollama's calls have no ids; those of a message are told apart by their number. Arguments may be JSON text, as
+    OpenAI's clients write them."""
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise InvalidArgument("messages: a tool call needs a function with a name and arguments", field="messages")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument("messages: a tool call needs a function with a name", field="messages")
+    if not isinstance(arguments, str | dict):
+        text = f"messages: arguments of the tool call {name!r} must be an object, got {type(arguments).__name__}"
+        raise InvalidArgument(text, field="messages")
     return conversation.tool_call(str(call.get("id") or f"call_{number}"), name, arguments)
 
 
