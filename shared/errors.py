@@ -157,7 +157,11 @@ _BY_CODE: dict[int, type[QuireError]] = {
 
 
 def transport(error: QuireError) -> Transport:
-    return _OWN_TRANSPORTS.get(type(error)) or TRANSPORTS[error.code]
+    return transport_of(type(error))
+
+
+def transport_of(kind: type[QuireError]) -> Transport:
+    return _OWN_TRANSPORTS.get(kind) or TRANSPORTS[kind.code]
 
 
 def to_proto(error: QuireError) -> pb.Error:

@@ -30,7 +30,7 @@ class CallBounds(grpc.aio.ServerInterceptor):
         self._resets = resets
         self._changed: dict[str, tuple[Handler, Handler]] = {}  # by method: what came, and what it became
         self._unknown = self._bounded(grpc.stream_stream_rpc_method_handler(_refuse_unknown))
-        self._too_large = grpc.stream_stream_rpc_method_handler(self._refuse_headers)
+        self._too_large: Handler = grpc.stream_stream_rpc_method_handler(self._refuse_headers)
 
     async def intercept_service(
         self,

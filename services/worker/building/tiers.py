@@ -19,7 +19,7 @@ from quire.services.worker.offload.disk_store import DiskObserver, DiskStore
 from quire.services.worker.offload.folder import BlockFolder, OwnFolder
 from quire.services.worker.offload.host_region import HostRegion
 from quire.services.worker.offload.identity import identity_of, weights_digest
-from quire.services.worker.offload.tiers import Tiers
+from quire.services.worker.offload.tiers import NoDisk, Tiers
 from quire.services.worker.spec_decode.drafter import Drafter
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import KVGroup
@@ -65,7 +65,7 @@ def open_tiers(
         )
     name = BlockIdentity(settings, layout, fitting.layout.groups)
     host_memory = _open_host_memory(settings, memory, shape, name, place)
-    disk = _open_disk(settings, host_memory, name, observer) if folder else None
+    disk = _open_disk(settings, host_memory, name, observer) if folder else NoDisk()
     return Tiers(host_memory, disk, name.known)
 
 

@@ -75,5 +75,5 @@ def test_every_stored_result_has_a_section() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "tools" / "docs" / "mkdocs.yml").read_text()
     navigation = str(yaml.safe_load(text)["nav"])
-    written = (str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    written = (str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.name != "README.md")
     assert [page for page in written if page not in navigation] == []

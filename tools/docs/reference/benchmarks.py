@@ -10,7 +10,7 @@ from typing import Any
 from tools.docs.reference.markdown import cell, table
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULTS = ROOT / "quire" / "bench" / "results"
+RESULTS = ROOT / "docs" / "benchmarks" / "results"
 
 # Key in a document's rows -> title of the column.
 COLUMNS = {

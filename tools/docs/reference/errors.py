@@ -8,9 +8,9 @@ from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# Error codes
 
-Every error names what is wrong, the field, and what to do. Over gRPC it is a status with details (`google.rpc.BadRequest`
-names the field, `google.rpc.RetryInfo` the time to wait); over HTTP the body has the shape of the API that was called,
-and `Retry-After` has the time in seconds.
+Every error names what is wrong, the field, and what to do. Over gRPC it is a status with details:
+`google.rpc.BadRequest` names the field, and `google.rpc.RetryInfo` the time to wait. Over HTTP the body has the shape
+of the API that was called, and `Retry-After` has the time in seconds.
 """
 COLUMNS = ("Error", "gRPC status", "HTTP status", "OpenAI type", "Meaning")
 
@@ -18,7 +18,7 @@ COLUMNS = ("Error", "gRPC status", "HTTP status", "OpenAI type", "Meaning")
 def page() -> str:
     rows = []
     for kind in _kinds(errors.QuireError):
-        transport = errors.transport(kind(""))
+        transport = errors.transport_of(kind)
         name = finish_pb2.ErrorCode.Name(kind.code).removeprefix("ERROR_CODE_")
         rows.append(
             (
@@ -33,5 +33,6 @@ def page() -> str:
 
 
 def _kinds(base: type[errors.QuireError]) -> list[type[errors.QuireError]]:
-    """Returns the classes below `base`, each before its own subclasses."""
-    return [kind for child in base.__subclasses__() for kind in (child, *_kinds(child))]
+    """Returns the classes of shared/errors.py below `base`, each before its own subclasses."""
+    found = (kind for child in base.__subclasses__() for kind in (child, *_kinds(child)))
+    return [kind for kind in found if kind.__module__ == errors.__name__]

@@ -21,6 +21,7 @@ from quire.services.frontend.openai_edge.body.output_forms import (
     ResponseFormat,
     constraint,
 )
+from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.openai_edge.responses import tools
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.turns import Item, turns
@@ -93,7 +94,7 @@ def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
         "logit_bias": logit_bias(body.logit_bias) if body.logit_bias else None,
         "logits_processors": logits_processors(body.logits_processors),
         **plain_fields.given(body),
-        "max_tokens": body.max_output_tokens,
+        "max_tokens": token_limit(max_output_tokens=body.max_output_tokens),
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         "structured_output": form if has_content or body.structured_outputs is not None else None,
     }
