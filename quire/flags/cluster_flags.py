@@ -16,8 +16,8 @@ from quire.shared.settings import SERVICES, Settings
 
 # Decided by the launcher.
 MANAGED = {
-    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port",
-    "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
+    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "served_model_aliases",
+    "grpc_port", "http_port", "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
     "metrics_host", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
@@ -139,7 +139,9 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
             continue
         for target in SERVICES if name in COMMON else (service,):
             settings[target][name] = value
-    model, served_model_name = names(values)
+    model, (served_model_name, *aliases) = names(values)
+    if aliases:
+        settings["frontend"]["served_model_aliases"] = tuple(aliases)
     return ClusterOptions(
         model=model,
         revision=values["revision"],
@@ -164,17 +166,13 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
     )
 
 
-def names(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the model and the name that requests use. A flag that takes several names, as vLLM's does, takes the
-    MODEL that stands behind it as one more. Raises InvalidArgument for more than one of either."""
+def names(values: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Returns the model and the names that requests use, at least one, which may be empty. A flag that takes several
+    names, as vLLM's does, takes the MODEL that stands behind it as one more. Raises InvalidArgument for two models."""
     models = [name for name in (values["model"], values["named_model"]) if name]
-    served, *more = values["served_model_name"] or [""]
-    if len(more) == 1 and not models:
-        models, more = more, []
-    if more:
-        found = " ".join(values["served_model_name"])
-        message = f"served_model_name: one name is served, got {found!r}; start a frontend for each other name"
-        raise InvalidArgument(message, field="served_model_name")
+    served = [*(values["served_model_name"] or [""])]
+    if len(served) > 1 and not models:
+        models.append(served.pop())
     if len(models) > 1:
         raise InvalidArgument(f"model: one is served, got {' and '.join(map(repr, models))}", field="model")
     return models[0] if models else "", served

@@ -39,7 +39,7 @@ GROUPS: Mapping[str, FlagGroup] = {
             "max-model-len": "longest sequence, tokens",
             "chat-template": "Jinja file, or a name of one of the model's",
         },
-        "model-impl load-format seed threads",
+        "served-model-aliases model-impl load-format seed threads",
     ),
     "answers": _group(
         "what answers are made of",

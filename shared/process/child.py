@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import IO
 
@@ -86,6 +87,8 @@ class Child:
             assert process.stdin is not None
             assert process.stdout is not None
             self._process = process
+            # Reaps one that is killed while nothing is asked: else it would stay defunct until the next question.
+            threading.Thread(target=process.wait, name="reaper", daemon=True).start()
             with contextlib.suppress(BrokenPipeError):  # it is dead, and nothing will be read
                 write(process.stdin, self._introduction)
             ready, _, _ = select.select([process.stdout], [], [], LONGEST_START_S)

@@ -19,6 +19,7 @@ class FrontendSettings(Settings):
     model: str = Field(..., description="Hugging Face folder with tokenizer.json, GGUF file, or ORG/NAME on a hub")
     revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
+    served_model_aliases: tuple[str, ...] = Field((), description="further names of the model that requests may use")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"

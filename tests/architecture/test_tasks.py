@@ -29,6 +29,7 @@ THREADS = {  # each with what sees its end
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
     "shared/logs.py": "the count of lines that were left out",
     "shared/metrics/base.py": "the scrape, which fails",
+    "shared/process/child.py": "nobody: it waits for the end of a process, whose owner is told when it asks it",
     "shared/process/watchdog.py": "nobody: it reads one number and ends the process",
 }
 

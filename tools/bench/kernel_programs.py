@@ -33,7 +33,11 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     for program in arguments.programs.split(",") if arguments.programs else programs():
         rows += [flat(program, row) for row in run(program, arguments.sections)]
     if not rows:
-        raise Unavailable("no kernel bench ran to its end")
+        asked = arguments.programs or ", ".join(programs())
+        raise Unavailable(
+            f"no kernel bench ran to its end: of {asked} none can run on this machine, or none has the sections"
+            f" {' '.join(arguments.sections) or '(all)'}; what each said stands above. Choose others with --programs"
+        )
     yield from rows
 
 

@@ -77,12 +77,19 @@ class Limit:
         return min(more, self.shared)
 
     def fits_reserve(self, tenant: str, own: int, more: int) -> bool:
-        """Whether a tenant that holds little may have it; `own`: what `more` replaces. Tenants that hold something
-        divide the reserve."""
+        """Whether a tenant that holds little may have it; `own`: what `more` replaces."""
         if self.total - own + more > self.most:
             return False
-        num_tenants = len(self.of_tenants.keys() | {tenant})
-        return self.of_tenants[tenant] - own + more <= max(1, self.reserve // num_tenants)
+        return self.of_tenants[tenant] - own + more <= self._of_reserve(tenant)
+
+    def _of_reserve(self, tenant: str) -> int:
+        """Returns the tenant's part of the reserve, which tenants that hold something divide."""
+        return max(1, self.reserve // len(self.of_tenants.keys() | {tenant}))
+
+    def left_to(self, tenant: str) -> int:
+        """Returns how much more the tenant could have now."""
+        of_reserve = min(self._of_reserve(tenant) - self.of_tenants[tenant], self.most - self.total)
+        return max(0, self.shared - self.total, of_reserve)
 
 
 class CallAdmission:
@@ -170,14 +177,20 @@ class CallAdmission:
         self._metrics.rejections[limit.name].inc()
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 
-    def rate_limits(self) -> list[RateLimit]:
-        """What may be in flight at once, of all clients together. Places come back as answers end: a moment after."""
-        reset_s = self._retry_after_ms / 1000
-        found: list[tuple[Literal["requests", "tokens"], int, int]] = [
-            ("requests", self._samples.most, self.num_samples),
-            ("tokens", self._tokens.most, self.num_tokens),
+    def rate_limits(self, tenant: str) -> list[RateLimit]:
+        """Returns what the tenant may have in flight at once, and how much more it could have now; without tenants
+        that is what all clients share. Places come back as answers end: a moment after."""
+        limits: list[tuple[Literal["requests", "tokens"], Limit]] = [
+            ("requests", self._samples),
+            ("tokens", self._tokens),
         ]
-        return [RateLimit(of, most, most - taken, reset_s if taken >= most else 0.0) for of, most, taken in found]
+        return [self._rate_limit(of, limit, tenant) for of, limit in limits]
+
+    def _rate_limit(self, of: Literal["requests", "tokens"], limit: Limit, tenant: str) -> RateLimit:
+        most, left = limit.most, limit.most - limit.total
+        if self._is_shared():
+            most, left = limit.shared, limit.left_to(tenant)
+        return RateLimit(of, most, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
         """Changes what `lease` holds and what is held in all together."""

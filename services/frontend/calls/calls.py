@@ -84,9 +84,9 @@ class Call:
         return self.request.request_id if self.request is not None else ""
 
     def rate_limits(self) -> list[RateLimit]:
-        """Of the key that was shown; without any, of this frontend."""
+        """Of the key that was shown; where that has none, of its tenant's places at this frontend."""
         own = [] if self.caller is None else self.caller.account.rate_limits()
-        return own or self._calls.admission.rate_limits()
+        return own or self._calls.admission.rate_limits(self.lease.tenant)
 
     async def enter(self) -> None:
         """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place

@@ -41,7 +41,7 @@ class FrontendCore:
             dialler=dialler,
         )
         self.admins = SchedulerAdmins(self.client.roster, dialler)
-        self.catalogue = Catalogue(model.identity, lambda: self.client.limits)
+        self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         door.metrics.registry.register(load)
         self.generator = self._new_generator(settings, redis, door)

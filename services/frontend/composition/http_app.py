@@ -29,7 +29,8 @@ from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware.options import EveryPath
 from quire.services.frontend.http.middleware.own_paths import OwnPaths, as_own
 from quire.services.frontend.http.middleware.page_rules import PageRules
-from quire.services.frontend.http.router import Router, methods
+from quire.services.frontend.http.near_paths import near_path
+from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import Entrance
 from quire.services.frontend.http.server.server import Face
 from quire.services.frontend.http.validation_errors import worded
@@ -92,6 +93,12 @@ def build(
     return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
 
 
+def _near_path(request: Request) -> str:
+    routes = request.app.routes
+    meant = near_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
+    return f"; did you mean {meant}?" if meant else ""
+
+
 def _install_errors(app: FastAPI, dialects: Dialects) -> None:
     """Has every error be worded as the clients of its path read it."""
 
@@ -113,6 +120,8 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
             headers["Allow"] = ", ".join(methods(request.app.routes, request.scope))
         detail = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            detail += _near_path(request)
         answer = dialects.status(request.url.path, error.status_code, detail)
         answer.headers.update(headers)
         return answer

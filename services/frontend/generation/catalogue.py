@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from quire.services.frontend.request.model_names import no_model
 from quire.services.frontend.scheduler_client.client import ClusterLimits
@@ -26,9 +26,16 @@ class CatalogueEntry:
 class Catalogue:
     """Of the one model that this frontend tokenizes for, and of its adapters."""
 
-    def __init__(self, identity: model_pb2.ModelIdentity, limits: Callable[[], ClusterLimits | None]) -> None:
+    def __init__(
+        self,
+        identity: model_pb2.ModelIdentity,
+        limits: Callable[[], ClusterLimits | None],
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """`aliases`: further names of the model; answers carry its first one."""
         self._identity = identity
         self._limits = limits
+        self._own_names = dict.fromkeys((identity.name, *aliases))
         self._created_unix_s = int(time.time())
         self._max_model_len = 0
         self._adapters: frozenset[str] = frozenset()
@@ -52,9 +59,11 @@ class Catalogue:
         )
 
     def entries(self) -> list[CatalogueEntry]:
-        """The model, then its adapters by name."""
+        """The model under each of its names, then its adapters by name."""
         self._look()
-        return [self.entry(), *map(self.entry, sorted(self._adapters - {self.name}))]
+        own = self.entry()
+        named = [replace(own, name=name) for name in self._own_names]
+        return [*named, *map(self.entry, sorted(self._adapters - self._own_names.keys()))]
 
     @property
     def adapters(self) -> frozenset[str]:
@@ -64,11 +73,11 @@ class Catalogue:
 
     def adapter(self, name: str) -> str:
         """Which adapter a request of that model goes through; empty: none."""
-        return "" if name == self.name else name
+        return "" if name in self._own_names else name
 
     def called(self, name: str) -> str:
         """The name that answers to a request of that model carry."""
-        return name or self.name
+        return self.adapter(name) or self.name
 
     def max_model_len(self, name: str) -> int:
         """For a request of that model, 0 until a worker has said so. NotFound, but not before that: until then any name
@@ -80,8 +89,8 @@ class Catalogue:
 
     def check(self, name: str) -> None:
         self._look()
-        if name not in ("", self.name) and name not in self._adapters:
-            raise no_model(name, self.name, self._adapters)
+        if name and name not in self._own_names and name not in self._adapters:
+            raise no_model(name, [*self._own_names], self._adapters)
 
     def _look(self) -> None:
         limits = self._limits()

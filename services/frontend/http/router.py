@@ -58,9 +58,12 @@ class LateRoute(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Nobody has cut a path in front off for the app: own_paths.py has."""
-        if self._pattern.match(scope["path"]) is None:
+        if not self.fits(scope["path"]):
             return Match.NONE, {}
         return self.built.matches(_read(scope))
+
+    def fits(self, path: str) -> bool:
+        return self._pattern.match(path) is not None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._own_query and scope["query_string"]:
@@ -79,6 +82,15 @@ def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
     same = (route for route in there if getattr(route, "path", None) == getattr(there[0], "path", None))
     found = {method for route in same for method in getattr(route, "methods", None) or ()}
     return sorted(found | {"HEAD"} if "GET" in found else found)
+
+
+def paths(routes: Iterable[BaseRoute]) -> list[str]:
+    """Returns the path of each route, with names in braces where a call's has values."""
+    return [route.path_format for route in routes if isinstance(route, LateRoute)]
+
+
+def is_served(routes: Iterable[BaseRoute], path: str) -> bool:
+    return any(isinstance(route, LateRoute) and route.fits(path) for route in routes)
 
 
 def built(route: BaseRoute) -> BaseRoute:

@@ -106,7 +106,7 @@ class OpenInferenceRoutes:
         """Raises NotFound for what other servers have behind a model's name."""
         for extension in NOT_OFFERED:
             name = path.removesuffix(f"/{extension}")
-            if name != path and name in (self._catalogue.name, *self._catalogue.adapters):
+            if name != path and any(name == entry.name for entry in self._catalogue.entries()):
                 has = ", ".join((*EXTENSIONS, binary.EXTENSION))
                 raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {has}")
 

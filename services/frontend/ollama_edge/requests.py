@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
@@ -92,15 +93,11 @@ def _given(body: AnswerBody) -> Mapping[str, Any]:
 def _chosen(options: Options) -> Mapping[str, Any]:
     return {
         "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
         "seed": options.seed,
         "max_tokens": None if options.num_predict in UNBOUNDED else options.num_predict,
         "stop": [options.stop] if isinstance(options.stop, str) else options.stop,
+        **plain_fields.given(options),
         "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
     }
 
 
@@ -153,12 +150,16 @@ def _list(message: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _call(number: int, call: Any) -> Mapping[str, Any]:
-    """Ollama's calls have no ids; those of a message are told apart by their number."""
+    """Ollama's calls have no ids; those of a message are told apart by their number. Arguments may be JSON text, as
+    OpenAI's clients write them."""
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", {}) if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise InvalidArgument("messages: a tool call needs a function with a name and arguments", field="messages")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument("messages: a tool call needs a function with a name", field="messages")
+    if not isinstance(arguments, str | dict):
+        text = f"messages: arguments of the tool call {name!r} must be an object, got {type(arguments).__name__}"
+        raise InvalidArgument(text, field="messages")
     return conversation.tool_call(str(call.get("id") or f"call_{number}"), name, arguments)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.constraint import AnswerStart

@@ -103,7 +103,7 @@ class ResultProcessor:
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
-                self._state.query_computed(sequence)
+                self._state.computed(sequence)
             elif sequence is not None:
                 self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
                 self._state.end(sequence, Reason.STOP)
@@ -190,6 +190,6 @@ class ResultProcessor:
         for key in keys:
             sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
-                self._state.query_failed(sequence, failure)
+                self._state.computed(sequence, failure)
             elif sequence is not None:
                 self._state.end(sequence, Reason.ERROR, failure=failure)

@@ -20,6 +20,9 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 FEW = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/floors.py)
 
+# Filters that sort the vocabulary need more memory than any other choice.
+COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
+
 
 class SlotChoice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""

@@ -160,9 +160,10 @@ def test_a_model_may_stand_behind_its_served_name_or_its_flag() -> None:
         ["--served-model-name", "a", "b", "folder"],
     ],
 )
-def test_several_served_names_are_refused_by_name(words: list[str]) -> None:
-    with pytest.raises(InvalidArgument, match="served_model_name: one name is served, got 'a b"):
-        cluster_flags.options(_parse(["serve", *words]))
+def test_further_served_names_are_names_of_the_same_model(words: list[str]) -> None:
+    options = cluster_flags.options(_parse(["serve", *words]))
+    assert (options.model, options.served_model_name) == ("folder", "a")
+    assert options.settings["frontend"]["served_model_aliases"] == ("b",)
 
 
 def test_two_models_are_refused_by_name() -> None:

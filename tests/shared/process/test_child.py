@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from quire.shared.errors import Internal
 from quire.shared.process.child import Child
 from quire.shared.process.priority import step_back
+from tests import waiting
 from tests.priorities import has_stepped_back
 
 MORE_THAN_A_PIPE_HOLDS = bytes(1 << 20)
@@ -80,3 +83,19 @@ def test_one_that_a_thread_in_the_background_starts_steps_back_no_further(module
     assert child.pid is not None
     assert has_stepped_back(child.pid)
     child.close()
+
+
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_one_that_is_killed_while_nothing_is_asked_is_reaped_and_started_anew(
+    module: Make, is_asked_before: bool
+) -> None:
+    with contextlib.closing(Child(module(ECHO), b"x")) as child:
+        child.start()
+        if is_asked_before:
+            assert child.ask(b"y") == b"xy"
+        pid = child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        waiting.until(lambda: not Path(f"/proc/{pid}").exists())
+        assert child.ask(b"z") == b"xz"
+        assert child.pid != pid

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from quire.services.frontend.http.fields.nested_fields import Shape, check_objects
 from quire.services.frontend.http.fields.unknown_fields import MOST_NAMES, UnknownFields, too_many_names
-from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered
+from quire.services.frontend.input_processor.sampling.not_offered import refuse_not_offered, without_idle_windows
 from quire.shared.errors import Unimplemented
 
 
@@ -36,7 +36,7 @@ class CheckedBody(BaseModel):
         extra = self.model_extra or {}
         known = self.read_over | self.not_offered.keys() | self.unavailable.keys()
         unknown.check(extra.keys() - known, known.union(self.known_fields()), place)
-        refuse_not_offered(extra, self.not_offered, place)
+        refuse_not_offered(without_idle_windows(extra, self), self.not_offered, place)
         for name, value in extra.items():
             if name in self.unavailable and value not in self.unavailable[name]:
                 text = f"{name} is not offered by this server{self.remedy}"

@@ -43,14 +43,14 @@ class HttpDoor:
         known_as = self._dialects.work_path(path) if method == b"POST" else ""
         if not known_as:
             return None
+        tenant = self._calls.access.tenant_of_headers(headers)
         try:
-            tenant = self._calls.access.tenant_of_headers(headers)
             self._admission.check_open(self._num_arriving, tenant)
         except QuireError as error:
             written = self._written(path, error)
             self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()
             self._calls.refused(f"POST {known_as}", str(written.status))
-            limits = headers_of(self._admission.rate_limits())
+            limits = headers_of(self._admission.rate_limits(tenant))
             return written.with_headers([*request_id_headers(sent_id(headers)), *limits])
         self._arrives()
         return None

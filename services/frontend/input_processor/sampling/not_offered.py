@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.input_processor.sampling.other_samplers import INSTEAD, NOTHING
+from quire.services.frontend.input_processor.sampling.other_samplers import INSTEAD, NOTHING, PENALTY_WINDOWS
 from quire.shared.errors import Unimplemented
 
 HARMLESS: Mapping[str, Sequence[Any]] = {
@@ -43,6 +43,21 @@ def refuse_not_offered(
     for name, value in fields.items():
         if name in harmless and value not in harmless[name]:
             raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
+
+
+PENALTIES: Mapping[str, Sequence[Any]] = {  # by name, the values that change nothing
+    "repetition_penalty": (None, 1),
+    "repeat_penalty": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+
+
+def without_idle_windows(fields: Mapping[str, Any], body: object) -> Mapping[str, Any]:
+    """Returns the fields without the windows of penalties where `body` asks for no penalty."""
+    if any(getattr(body, name, None) not in harmless for name, harmless in PENALTIES.items()):
+        return fields
+    return {name: value for name, value in fields.items() if name not in PENALTY_WINDOWS}
 
 
 def _remedy(name: str) -> str:

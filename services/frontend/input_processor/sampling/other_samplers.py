@@ -63,6 +63,8 @@ SAMPLERS: Mapping[str, Sequence[Any]] = {
     "typical_p": ONE,
     "xtc_probability": OFF,
 }
+# How much of the text penalties count: nothing where none is asked for.
+PENALTY_WINDOWS = frozenset({"penalty_range", "repeat_last_n", "repetition_penalty_range"})
 # What does the same here, by the name of the field that does not.
 INSTEAD: Mapping[str, str] = {
     "ban_eos_token": "ignore_eos",

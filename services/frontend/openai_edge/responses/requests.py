@@ -33,16 +33,12 @@ from quire.shared.errors import InvalidArgument
 FORM_NAMES = FormNames("text.format", "schema")
 SAMPLING_FIELDS = (
     "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
     "seed",
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",
-    "repetition_penalty",
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ class OverTime(Exception):
 
 
 def bound_memory() -> None:
-    """Makes allocations beyond the bound a MemoryError of this process."""
+    """Makes allocations beyond the bound a MemoryError of this process, which leaves no dump of its memory either."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not STATM.exists():
         return
     used = int(STATM.read_text().split()[0]) * resource.getpagesize()
@@ -29,13 +32,22 @@ def bound_memory() -> None:
 
 @contextlib.contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raises OverTime in the body once this process has computed for so long; for the main thread alone."""
+    """Raises OverTime in the body once this process has computed for so long; for the main thread alone. A process that
+    is busy within one operation, and does not come to that, is ended by the system a second or two later (SIGXCPU)."""
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(_used_s() + seconds) + 1, hard))
     try:
         yield
     finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _used_s() -> float:
+    times = os.times()
+    return times.user + times.system
 
 
 def _stop(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class RenderBudget:
     """Time that a conversation may take."""
 
     processor_s: float
-    elapsed_s: float  # after which the process is ended, since it can be busy without looking at its clock
+    elapsed_s: float  # after which the process is ended, whatever keeps it
 
 
 PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
@@ -76,7 +77,7 @@ class TemplateRunner:
             try:
                 return self._child.ask(question, budget.elapsed_s)
             except ChildEnded as ended:
-                if ended.status is None:
+                if ended.status in (None, -signal.SIGXCPU):
                     raise rendering_process.OverBudget from None
         raise limits.over_memory(self._label)  # it has been killed or could not even say so
 

@@ -297,15 +297,19 @@ def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
             if path.suffix == ".gguf":
                 yield from ((name, TensorSource(one.shape, one.read, one)) for name, one in gguf.tensors(path))
                 continue
+            stored = _stored(path)
             with safe_open(path, framework="pt") as file:
-                with path.open("rb", buffering=0) as same:
-                    stored = stored_tensors(path, same.fileno())
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     parts = file.get_slice(name)
                     yield name, TensorSource(parts.get_shape(), partial(file.get_tensor, name), parts, stored.get(name))
         except (OSError, SafetensorError, RuntimeError, UnpicklingError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
+
+
+def _stored(path: Path) -> dict[str, StoredTensor]:
+    with path.open("rb", buffering=0) as file:
+        return stored_tensors(path, file.fileno())
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 MOST_HEADER_BYTES = 100_000_000  # as its own readers have it
+MOST_TENSORS = 1 << 17  # of a file; the largest models have as many in all their files together
 DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -34,16 +35,29 @@ class StoredTensor:
     dtype: torch.dtype | None  # None: one that nothing is computed in
 
 
+class TooManyTensors(ValueError):
+    """Raised for a file of safetensors with more than MOST_TENSORS."""
+
+
+def check_count(path: Path, num_tensors: int) -> None:
+    if num_tensors > MOST_TENSORS:
+        raise TooManyTensors(f"{path} names {num_tensors} tensors; at most {MOST_TENSORS} of a file are read")
+
+
 def stored_tensors(path: Path, file: int) -> dict[str, StoredTensor]:
     """By name. `file`: a descriptor of it. Raises ValueError where it is none of safetensors."""
     try:
         (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
-        header = json.loads(os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8))
+        text = os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8)
+        check_count(path, text.count(b'"data_offsets"'))
+        header = json.loads(text)
         found = {}
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 found[name] = StoredTensor(path, 8 + num_bytes + begin, end - begin, DTYPES.get(entry.get("dtype")))
         return found
+    except TooManyTensors:
+        raise
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of safetensors: {error!r}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from quire.services.frontend.calls.admission import CallAdmission, Lease
 from quire.shared.errors import QuireError, ResourceExhausted, Unavailable
 from quire.shared.metrics.frontend import FrontendMetrics
+from tests.waiting import loop_turns
 
 
 def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[CallAdmission, FrontendMetrics]:
@@ -81,7 +83,7 @@ async def test_closed_means_unavailable_and_idle_means_empty() -> None:
     with pytest.raises(Unavailable):
         taken(admission, 1, 1)
     waiting = asyncio.create_task(admission.idle())
-    await asyncio.sleep(0)
+    await loop_turns()
     assert not waiting.done()
     lease.release()
     await waiting
@@ -198,3 +200,45 @@ async def test_a_large_request_waits_where_less_than_half_is_left() -> None:
     with pytest.raises(ResourceExhausted):
         taken_by(admission, "large", 80)
     taken_by(admission, "large", 39)
+
+
+async def test_limits_that_are_told_are_those_of_the_tenant() -> None:
+    admission = shared_door(1024)
+    taken_by(admission, "large", 1024)
+    told = {tenant: admission.rate_limits(tenant)[0] for tenant in ("large", "small")}
+    assert [(limit.limit, limit.remaining) for limit in told.values()] == [(896, 0), (896, 64)]
+    assert told["large"].reset_s > 0 == told["small"].reset_s
+    held = [taken_by(admission, "small", 1) for _ in range(64)]
+    assert admission.rate_limits("small")[0].remaining == 0
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "small", 1)
+    held[0].release()
+    assert admission.rate_limits("small")[0].remaining == 1
+
+
+async def test_what_is_told_to_be_left_can_be_taken() -> None:
+    chance = random.Random(6)
+    for _ in range(500):
+        admission = shared_door(chance.randint(2, 40))
+        for _ in range(chance.randint(0, 12)):
+            with contextlib.suppress(ResourceExhausted):
+                taken_by(admission, chance.choice("abc"), chance.randint(1, 9))
+        left = admission.rate_limits("a")[0].remaining
+        for _ in range(left):
+            taken_by(admission, "a", 1)
+        if admission.num_samples:
+            with pytest.raises(ResourceExhausted):
+                taken_by(admission, "a", 1)
+
+
+async def test_hundreds_of_small_tenants_share_the_reserve_and_one_large_takes_none_of_it() -> None:
+    admission = shared_door(1024)
+    large = taken_by(admission, "large", 1024)
+    small = [taken_by(admission, f"tenant {number}", 1) for number in range(128)]
+    with pytest.raises(ResourceExhausted):
+        taken_by(admission, "one more", 1)
+    large.release()
+    more = [taken_by(admission, f"tenant {number}", 1) for number in range(896)]
+    for lease in (*small, *more):
+        lease.release()
+    assert admission.num_samples == 0

@@ -67,7 +67,7 @@ async def test_as_clients_read_it(frontend: Running) -> None:
 
 
 async def test_a_long_list_is_cut() -> None:
-    told = no_model("x", "base", [f"a{number:02}" for number in range(40)]).message
+    told = no_model("x", ["base"], [f"a{number:02}" for number in range(40)]).message
     assert told.startswith("The model `x` does not exist; available: base, a00, a01,")
     assert told.endswith(", a14 and 25 more.")
 

@@ -246,6 +246,8 @@ async def test_a_call_to_the_wrong_path_is_told_the_right_one(
         },
         {"penalize_newline": None, "repeat_last_n": -1},
         {"penalize_newline": True, "repeat_penalty": 1.2},  # every token is penalized here
+        {"repeat_last_n": 64},  # Ollama's own default, of penalties that nothing asks for
+        {"repeat_last_n": 33, "repeat_penalty": 1.0, "presence_penalty": 0.0},
     ],
 )  # fmt: skip
 async def test_options_that_change_nothing_are_taken(talking_model: Path, options: dict[str, Any]) -> None:
@@ -255,3 +257,31 @@ async def test_options_that_change_nothing_are_taken(talking_model: Path, option
         other = await frontend.http.post("/api/chat", json={**body, "options": {"penalize_newline": False}})
     assert taken.status_code == 200, taken.text
     assert (other.status_code, "penalize_newline" in other.json()["error"]) == (400, True)
+
+
+async def test_the_window_of_penalties_that_act_is_refused(talking_model: Path) -> None:
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        body = {"model": "talking", "messages": ASK, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}
+        answer = await frontend.http.post("/api/chat", json=body)
+        plain = await frontend.http.post(
+            "/v1/completions", json={"prompt": "x", "max_tokens": 1, "repeat_last_n": 64, "repetition_penalty": 1.0}
+        )
+        acting = await frontend.http.post(
+            "/v1/completions", json={"prompt": "x", "repeat_last_n": 64, "presence_penalty": 1}
+        )
+    assert (answer.status_code, "repeat_last_n" in answer.json()["error"]) == (400, True)
+    assert (plain.status_code, acting.status_code) == (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"x": 1}, ""), ('{"x": 1}', ""), ("", ""), (["x"], "arguments of the tool call 'f' must be an object, got list")],
+)
+async def test_arguments_of_calls_may_be_text(talking_model: Path, arguments: object, error: str) -> None:
+    """Histories that OpenAI's clients wrote are sent on (open-webui#16235)."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    said = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        answer = await frontend.http.post("/api/chat", json={"messages": said, "stream": False})
+    assert answer.status_code == (400 if error else 200), answer.text
+    assert error in answer.text

@@ -16,6 +16,7 @@ from quire.services.frontend.tokenizer.conversations.template_runner import Rend
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
+from tests.waiting import loop_turns
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = {
@@ -42,11 +43,15 @@ def said(*texts: str) -> ChatPrompt:
     return ChatPrompt([{"role": "user", "content": text} for text in texts])
 
 
+NEVER_S = 3600.0
+
+
 @pytest.fixture(autouse=True)
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, 10.0))
-    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, 5.0))
-    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, 5.0))
+    """Of processor time alone: what else the machine does changes nothing."""
+    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, NEVER_S))
+    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, NEVER_S))
+    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, NEVER_S))
 
 
 def folder_with(tmp_path: Path, template: str) -> Path:
@@ -94,7 +99,7 @@ async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> Non
         waiting = asyncio.ensure_future(tokenizer.conversations.sections(said("hello")))
         turns, started = 0, time.thread_time()
         while not waiting.done():
-            await asyncio.sleep(0)
+            await loop_turns()
             turns += 1
         assert turns > 100
         assert time.thread_time() >= started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_all_that_was_put_is_there(copies: Copies, device: str, monkeypatch: pyt
     copies.settle()
     for tensor, place in zip(given, places, strict=True):
         assert torch.equal(place.cpu(), tensor.float())
+
+
+def test_a_file_of_half_a_million_tensors_is_refused_before_its_header_is_parsed(tmp_path: Path) -> None:
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{number}": one for number in range(500_000)}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with path.open("rb") as file, pytest.raises(ValueError, match="names 500000 tensors; at most 131072 of a file"):
+        stored_tensors(path, file.fileno())
 
 
 @pytest.mark.gpu

@@ -37,8 +37,8 @@ class GroupMachine(Machine):
 
     @property
     def tier(self) -> BlockTier:
-        assert self.core.transfers is not None
-        return self.core.transfers.tier
+        assert self.core.host_blocks is not None
+        return self.core.host_blocks.tier
 
     def stored(self, tokens: list[int], group: int) -> list[int]:
         """Block positions whose page of that group is in host memory."""
