@@ -125,10 +125,10 @@ def close(replica: Replica) -> None:
 
 
 def adopt(run: Pair, held: HeldReport) -> None:
-    assert run.core.transfers is not None
-    run.core.transfers.tier.adopt(held.in_host_memory.items())
-    if run.core.transfers.disk is not None:
-        run.core.transfers.disk.tier.adopt(held.on_disk.items())
+    assert run.core.host_blocks is not None
+    run.core.host_blocks.tier.adopt(held.in_host_memory.items())
+    if run.core.host_blocks.disk is not None:
+        run.core.host_blocks.disk.tier.adopt(held.on_disk.items())
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])

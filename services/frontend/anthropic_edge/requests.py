@@ -10,6 +10,7 @@ from typing import Any
 from quire.services.frontend.anthropic_edge import tools
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from quire.services.frontend.anthropic_edge.turns import turns
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.request import reasoning
@@ -25,8 +26,7 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
     offer = tools.read(body.tools, body.tool_choice)
     given = {
         "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
+        **plain_fields.given(body),
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "thinking_token_budget": _budget(body, tokenizer),

@@ -25,7 +25,7 @@ def trace_end(call: Call, span: Span) -> None:
         sampling = call.request.sampling
         attributes |= {
             "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_p": sampling.value("top_p"),
             "gen_ai.request.n": sampling.n,
         }
         if sampling.max_tokens is not None:

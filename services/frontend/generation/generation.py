@@ -8,7 +8,7 @@ from typing import Protocol
 
 from quire.services.frontend.calls.measured import Budget, Times, Usage
 from quire.services.frontend.generation import measures
-from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta

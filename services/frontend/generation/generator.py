@@ -10,7 +10,8 @@ from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.directory.prefix_lookup import Prefixes
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
-from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.pace import ReaderPace
 from quire.services.frontend.request.request import Request
@@ -46,7 +47,7 @@ class Generator:
         self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
-        self._pace = ReaderPace(metrics.write.observe)
+        self.pace = ReaderPace(metrics.write.observe)
 
     @asynccontextmanager
     async def answering(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
@@ -93,7 +94,7 @@ class Generator:
             tokenizer=self._tokenizer,
             formats=self._formats,
             metrics=self._metrics,
-            pace=self._pace,
+            pace=self.pace,
         )
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:

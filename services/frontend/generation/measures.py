@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
 from quire.services.frontend.output_processor.sample import Sample
 from quire.services.frontend.request.outcome import Finish
 from quire.shared.metrics.frontend import FrontendMetrics

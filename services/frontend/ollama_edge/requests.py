@@ -7,9 +7,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from quire.services.frontend.http.fields import plain_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
+    OPTION_NAMES,
     ROLES,
     AnswerBody,
     OllamaBody,
@@ -92,15 +94,11 @@ def _given(body: AnswerBody) -> Mapping[str, Any]:
 def _chosen(options: Options) -> Mapping[str, Any]:
     return {
         "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
         "seed": options.seed,
         "max_tokens": None if options.num_predict in UNBOUNDED else options.num_predict,
         "stop": [options.stop] if isinstance(options.stop, str) else options.stop,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
+        **plain_fields.given(options),
+        **{name: getattr(options, option) for name, option in OPTION_NAMES.items()},
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.services.frontend.request.plain_parameters import BY_NAME
 from quire.shared.pb.common.v1 import sampling_pb2
 
 
@@ -110,9 +111,6 @@ class Sampling:
 
     n: int = 1
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     seed: int | None = None  # the server draws one
     max_tokens: int | None = None  # depends on the prompt
     min_tokens: int = 0
@@ -120,7 +118,6 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
@@ -139,7 +136,11 @@ class Sampling:
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
     logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments, JSON
-    plain: Mapping[str, float] = field(default_factory=dict)  # what the frontend only checks (plain_parameters.py)
+    plain: Mapping[str, float] = field(default_factory=dict)  # what was given of the parameters of plain_parameters.py
+
+    def value(self, name: str) -> float:
+        """Returns the value of one of those parameters; its default where none was given."""
+        return self.plain.get(name, BY_NAME[name].default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,6 @@ class SamplingBody(PlainFields):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     sampling_seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None

@@ -21,10 +21,6 @@ MAX_NEW_TOKENS = 128  # SGLang's default
 FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 SAME = (
     "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
     "n",
     "stop_token_ids",
     "ignore_eos",

@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS, RECOMMENDED
 from quire.services.frontend.tokenizer.folder import read_optional
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.model_identity import read_config
 
-INTEGERS = frozenset({"top_k", "max_new_tokens"})
 LEAST_TOP_P = 1e-6  # transformers takes 0 for the most likely token alone, and so does this
+LENGTH = "max_new_tokens"
+INTEGERS = frozenset({LENGTH, *(one.name for one in PLAIN_PARAMETERS if one.is_integer)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults between the request's own values and the protocol's; None where the author says nothing."""
+    """Defaults between the request's own values and the protocol's."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    sampling: Mapping[str, float | int] = field(default_factory=dict)  # by name, what the author says of sampling
     max_new_tokens: int | None = None
-
-    @cached_property
-    def sampling(self) -> Mapping[str, float | int]:
-        """What the author says of sampling, by name."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "max_new_tokens")
-        return {name: value for name, value in named if value is not None}
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
     """Raises InvalidArgument for what is no number."""
     config = read_optional(folder / "generation_config.json")
-    found = {field.name: _number(field.name, config.get(field.name)) for field in fields(GenerationDefaults)}
-    if found["top_p"] == 0:
-        found["top_p"] = LEAST_TOP_P
-    return GenerationDefaults(**found)
+    named = {name: _number(name, config.get(name)) for name in ("temperature", *RECOMMENDED)}
+    if named["top_p"] == 0:
+        named["top_p"] = LEAST_TOP_P
+    found = {name: value for name, value in named.items() if value is not None}
+    return GenerationDefaults(found, _number(LENGTH, config.get(LENGTH)))
 
 
 def read_eos_ids(folder: Path) -> list[int]:
@@ -56,9 +48,9 @@ def _number(name: str, value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and name not in INTEGERS:
         return value
-    if is_number and math.isfinite(value) and value == int(value) and (name != "max_new_tokens" or value >= 1):
+    if is_number and math.isfinite(value) and value == int(value) and (name != LENGTH or value >= 1):
         return int(value)
-    needed = {"top_k": "an integer", "max_new_tokens": "an integer of at least 1"}.get(name, "a number")
+    needed = "an integer of at least 1" if name == LENGTH else "an integer" if name in INTEGERS else "a number"
     text = f"model: generation_config.json: {name} must be {needed}, got {value!r}; correct it or leave it out"
     raise InvalidArgument(text, field="model")
 

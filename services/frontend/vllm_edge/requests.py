@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.services.frontend.grpc_edge.requests import Arrival
 from quire.services.frontend.input_processor.sampling import sampling_rules
+from quire.services.frontend.request.plain_parameters import NAMES
 from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument, Unimplemented
@@ -24,16 +25,7 @@ NOT_OFFERED = (
     "data_parallel_rank",
 )
 # Fields that cannot say that they are unset: 0 is none of their values, or what they are without.
-UNSET_AT_ZERO = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "n",
-)
+UNSET_AT_ZERO = (*(NAMES.intersection(pb.SamplingParams.DESCRIPTOR.fields_by_name)), "min_tokens", "n")
 OPTIONAL = ("temperature", "max_tokens", "logprobs", "prompt_logprobs", "seed")
 SAME = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 

@@ -17,13 +17,18 @@ from quire.services.scheduler.core.beam.beams import Beams
 from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.drafts.speculation import DraftLengths
 from quire.services.scheduler.core.limits import CoreLimits
-from quire.services.scheduler.core.plan import Events, StepPlan, StepResult
+from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finish
+from quire.services.scheduler.core.prerequisites.grammars import Grammars
+from quire.services.scheduler.core.prerequisites.host_blocks import HostBlocks
+from quire.services.scheduler.core.prerequisites.late_queries import QueryVectors
+from quire.services.scheduler.core.prerequisites.peer_blocks import PeerFetches
+from quire.services.scheduler.core.prerequisites.siblings import Siblings
 from quire.services.scheduler.core.results import ResultProcessor
 from quire.services.scheduler.core.scheduling.admission import Admitter
 from quire.services.scheduler.core.scheduling.entry import Entry
 from quire.services.scheduler.core.scheduling.growth import Grower
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
-from quire.services.scheduler.core.sequences.sequence import Loss, Sequence
+from quire.services.scheduler.core.sequences.sequence import Loss, Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import Flight, PlanBuilder
 from quire.services.scheduler.core.timing.chunk_limit import ChunkLimit
@@ -42,8 +47,8 @@ class Core:
         self.counts = Counts() if counts is None else counts
         self.state = CoreState(limits, self.counts, observer)
         self.kv, self.running, self.waiting = self.state.kv, self.state.running, self.state.waiting
-        self.grammars, self.flights = self.state.grammars, self.state.flights
-        self.transfers, self.fetches = self.state.transfers, self.state.fetches
+        self.flights = self.state.flights
+        self._make_prerequisites()
         self.depth = Depth(limits.max_steps_in_flight, limits.num_micro_batches)
         self._micro_batch = 0  # that the next step is of, if it has something to do
         self.speculation = DraftLengths(
@@ -55,11 +60,26 @@ class Core:
         self._last_applied_at = -math.inf
         self._deadlines = Deadlines(self.state.sequences)
         self._step_ids = itertools.count(1)
-        self._entry = Entry(self.state)
+        self._entry = Entry(self.state, self.siblings)
         self._beams = Beams(self.state, self._entry)
-        self._admitter = Admitter(self.state, self._entry, self._pace, self._beams.admit)
+        sources = [source for source in (self.host_blocks, self.peer_blocks) if source is not None]
+        self._admitter = Admitter(self.state, self._entry, self._pace, self._beams.admit, sources)
         self._grower = Grower(self.state, self.speculation, lambda: self._admitter.num_entering)
         self._results = ResultProcessor(self.state, self._beams, self.counts.drafts)
+
+    def _make_prerequisites(self) -> None:
+        """Names what sequences of this worker may wait for, in the order in which they join it."""
+        limits, state, counts = self.limits, self.state, self.counts
+        hashed = limits.block_size if limits.caches_prefixes else 0
+        self.grammars = Grammars()
+        self.queries = QueryVectors(limits.num_query_vectors, hashed, counts, state, state.queue)
+        self.siblings = Siblings(state.queue)
+        stores = limits.tiers.num_host_blocks and limits.caches_prefixes
+        self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
+        shares = limits.caches_prefixes and self.kv.groups.plain
+        self.peer_blocks = PeerFetches(self.kv, counts, lambda: state.last_ordered) if shares else None
+        every = (self.grammars, self.queries, self.siblings, self.host_blocks, self.peer_blocks)
+        state.queue.set_prerequisites([prerequisite for prerequisite in every if prerequisite is not None])
 
     # What goes in.
 
@@ -70,7 +90,8 @@ class Core:
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is not None:
-            self.state.refuse(sequence, Failure("INVALID_ARGUMENT", refusal))
+            sequence.status = SequenceStatus.FINISHED
+            self.state.events.finished += finish(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
             return
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         if sequence.search is not None:
@@ -86,21 +107,25 @@ class Core:
 
     def grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
         """The worker has a grammar, or, if there is a `failure`, cannot have it."""
-        if failure is None:
-            for sequence in self.grammars.prepared(grammar_id):
-                self.state.queue(sequence)
-            return
-        for sequence in self.grammars.failed(grammar_id):
-            self.state.end(sequence, Reason.ERROR, failure=failure)
+        for sequence in self.grammars.done(grammar_id, failed=failure is not None):
+            if failure is None:
+                self.state.queue.enter(sequence, after=self.grammars)
+            else:
+                self.state.end(sequence, Reason.ERROR, failure=failure)
 
     def transferred(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
         """The worker is done with a transfer, or could not do it. `lost`: blocks that the disk did not take or give."""
-        self.state.end_transfer(transfer_id, failed=failed, lost=lost)
+        assert self.host_blocks is not None, "it was ordered"
+        self.state.queue.resume(self.host_blocks.done(transfer_id, failed=failed, lost=lost))
 
     def fetched(self, fetch_id: int, *, failed: bool = False) -> None:
         """The worker has blocks of another one, or could not get them."""
-        assert self.fetches is not None, "it was ordered"
-        self.state.unblock(self.fetches.done(fetch_id, failed=failed))
+        assert self.peer_blocks is not None, "it was ordered"
+        self.state.queue.resume(self.peer_blocks.done(fetch_id, failed=failed))
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Lets sequences run that need not wait for blocks of other workers any longer."""
+        self.state.queue.resume(sequences)
 
     # The two verbs.
 
@@ -130,8 +155,8 @@ class Core:
         self.state.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
         self._results.take_in(flight, result)
-        if self.transfers is not None and not self.flights:
-            self.transfers.store_filled()  # of those who have ended: there may be no step for a while
+        if self.host_blocks is not None and not self.flights:
+            self.host_blocks.store_filled()  # of those who have ended: there may be no step for a while
 
     def take_events(self) -> Events:
         events, self.state.events = self.state.events, Events()
@@ -163,15 +188,12 @@ class Core:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of those without a slot; one for each that will find its prompt computed."""
-        return self.state.num_waiting_tokens
+        return self.state.queue.num_tokens
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
-        moving = 0 if self.transfers is None else self.transfers.num_blocked
-        moving += 0 if self.fetches is None else self.fetches.num_blocked
-        blocked = self.grammars.num_blocked + self.state.queries.num_blocked + self.state.siblings.num_parked
-        return len(self.waiting) + blocked + moving
+        return self.state.queue.num_sequences
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """How long computing so many tokens of a prompt takes; 0 while nothing is known."""
@@ -191,11 +213,11 @@ class Core:
     def num_cached(self, sequence: Sequence) -> int:
         """Tokens of `sequence` that it would find computed here, on the device or below it."""
         start = self._entry.start(sequence)
-        if self.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
+        if self.host_blocks is None or start.match is None or sequence.skip_reading_prefix_cache:
             return start.num_cached
         num_found = len(start.whole) // self.kv.num_groups
         most = self._entry.most_read(sequence) - num_found
-        behind = self.transfers.num_behind(sequence.block_hashes, start.whole, most)
+        behind = self.host_blocks.num_behind(sequence.block_hashes, start.whole, most)
         return max(start.num_cached, (num_found + behind) * self.limits.block_size)
 
     def find(self, key: int) -> Sequence | None:
@@ -210,10 +232,10 @@ class Core:
         """Takes a running sequence's blocks; returns the slots that are free now."""
         return self.state.preempt(slot)
 
-    def part_with(self, sequence: Sequence) -> None:
-        """It runs, and goes on at another worker: what it has is free once the steps that name it have returned, and
-        what they sample for it is dropped."""
-        self.state.part_with(sequence)
+    def migrate_out(self, sequence: Sequence) -> None:
+        """Gives up a running sequence, which another worker continues: what it has is free once the steps that name it
+        have returned, and what they sample for it is dropped."""
+        self.state.migrate_out(sequence)
 
     def has_room(self, num_tokens: int, num_kept: int) -> bool:
         """Whether a sequence with so many tokens, of which `num_kept` blocks are kept for it, would come in now."""
@@ -246,12 +268,12 @@ class Core:
             for slot in by_age[: len(self.running)].tolist():
                 if self.running.live[slot]:  # its search may have left with another beam
                     self.state.preempt(slot)
-        if self.fetches is not None:
-            self.fetches.let_all_go()
+        if self.peer_blocks is not None:
+            self.peer_blocks.let_all_go()
         if not self.kv.idle:
             return None
-        self.state.forget_queries()
-        in_host_memory = 0 if self.transfers is None else self.transfers.forget()
+        self.queries.reset()
+        in_host_memory = 0 if self.host_blocks is None else self.host_blocks.forget()
         return self.kv.reset() + in_host_memory
 
     def _build_one(self, now: float) -> PlanBuilder:
@@ -297,16 +319,14 @@ class Core:
         self.flights.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
         self.state.tables.cache_full_blocks()
-        if self.transfers is not None:
-            self.transfers.store_filled()
+        if self.host_blocks is not None:
+            self.host_blocks.store_filled()
         finishing = builder.finishing
         if finishing:
             self.state.tables.cache_prompts(finishing)
-            self.state.free_siblings(finishing)
-            if self.state.queries:
-                self.state.free_documents(map(self.running.sequence, finishing))
+            self.state.prompts_scheduled([self.running.sequence(slot) for slot in finishing])
         self.counts.steps += 1
         self.counts.scheduled_tokens += builder.num_tokens
         plan = builder.plan(step_id, released, self.speculation.news(builder.num_drafts))
-        dropped = self.state.queries.take_dropped()
+        dropped = self.queries.take_dropped()
         return replace(plan, dropped_queries=dropped) if dropped else plan

@@ -140,10 +140,10 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
     if core.speculation.enabled:
         status.drafts.CopyFrom(_drafts(core.speculation))
-    if core.transfers is not None:
-        status.host_memory.CopyFrom(_host_memory(core.transfers.tier, core.counts))
-        if core.transfers.disk is not None:
-            status.disk.CopyFrom(_disk(core.transfers.disk.tier, core.counts))
+    if core.host_blocks is not None:
+        status.host_memory.CopyFrom(_host_memory(core.host_blocks.tier, core.counts))
+        if core.host_blocks.disk is not None:
+            status.disk.CopyFrom(_disk(core.host_blocks.disk.tier, core.counts))
     return status
 
 

@@ -122,10 +122,10 @@ class Handovers:
 
     def _begin(self, sequence: Sequence, source: Replica) -> None:
         target = self._target(sequence, source)
-        if target is None or target.core.fetches is None:
+        if target is None or target.core.peer_blocks is None:
             return  # it stays where it is
         found = list(target.core.kv.match(sequence.block_hashes).blocks)
-        handover = Handover(sequence, source, target, target.core.fetches.begin_keeping(found), len(found))
+        handover = Handover(sequence, source, target, target.core.peer_blocks.begin_keeping(found), len(found))
         for replica in (source, target):
             self._of.setdefault(replica, {})[sequence.key] = handover
 
@@ -149,8 +149,8 @@ class Handovers:
     def _end(self, handover: Handover) -> None:
         for replica in (handover.source, handover.target):
             self._of.get(replica, {}).pop(handover.sequence.key, None)
-        if handover.target.core.fetches is not None:
-            handover.target.core.fetches.let_go(handover.holder)
+        if handover.target.core.peer_blocks is not None:
+            handover.target.core.peer_blocks.let_go(handover.holder)
 
     def _advance(self, handover: Handover) -> None:
         sequence, status = handover.sequence, handover.sequence.status
@@ -167,26 +167,26 @@ class Handovers:
     def _send(self, handover: Handover) -> None:
         """What has been filled since, if there is room for it."""
         source, target, hashes = handover.source.core, handover.target.core, handover.sequence.block_hashes
-        assert target.fetches is not None, "it was chosen for that"
-        if not target.fetches.num_coming(handover.holder):
+        assert target.peer_blocks is not None, "it was chosen for that"
+        if not target.peer_blocks.num_coming(handover.holder):
             self._check(handover)
         count = min(int(source.kv.num_named[handover.sequence.slot]), len(hashes)) - handover.num_sent
         if count <= 0 or handover.num_failed >= MOST_FAILURES:
             return
         if target.kv.pool.num_free < count + target.limits.watermark_blocks:
             return
-        assert source.fetches is not None, "it shares its blocks"
-        count = source.fetches.num_found(hashes, handover.num_sent, count)
+        assert source.peer_blocks is not None, "it shares its blocks"
+        count = source.peer_blocks.num_found(hashes, handover.num_sent, count)
         if count:
             borrowed = borrow_from(handover.source, hashes, handover.num_sent, count)
             coming = hashes[handover.num_sent : handover.num_sent + count]
-            target.fetches.bring(borrowed, [], coming, holder=handover.holder)
+            target.peer_blocks.bring(borrowed, [], coming, holder=handover.holder)
             handover.num_sent += count
             handover.target.wake()
 
     def _check(self, handover: Handover) -> None:
         """Nothing is on its way: what was sent is there, or has failed."""
-        fetches = handover.target.core.fetches
+        fetches = handover.target.core.peer_blocks
         assert fetches is not None, "it was chosen for that"
         found = fetches.num_found(handover.sequence.block_hashes, 0, handover.num_sent)
         if found < handover.num_sent:
@@ -195,7 +195,7 @@ class Handovers:
 
     def _move_if_ready(self, handover: Handover) -> None:
         sequence, source, target = handover.sequence, handover.source, handover.target
-        fetches = target.core.fetches
+        fetches = target.core.peer_blocks
         assert fetches is not None, "it was chosen for that"
         if not source.core.running.has_progressed(sequence) or fetches.num_coming(handover.holder):
             return

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, Borrowed, Fetches
+from quire.services.scheduler.core.prerequisites.peer_blocks import LEAST_BLOCKS, Borrowed, PeerFetches
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.kv.kv_source import KVSource
@@ -25,24 +25,24 @@ class Neighbourhood:
     def changed(self) -> None:
         """Workers have come or gone."""
         for replica in self._replicas.values():
-            fetches = replica.core.fetches
+            fetches = replica.core.peer_blocks
             if fetches is not None:
                 fetches.neighbours = View(self, replica) if self.pairs(replica) else None
 
     def detached(self, gone: Replica) -> None:
         """Nobody waits for what it was to give, and what it was to get is its owners' again."""
-        if gone.core.fetches is not None:
-            for order in gone.core.fetches.orders_under_way():
+        if gone.core.peer_blocks is not None:
+            for order in gone.core.peer_blocks.orders_under_way():
                 order.borrowed.give_back()
         for replica in self._replicas.values():
-            if replica.core.fetches is not None:
-                replica.unblock(replica.core.fetches.give_up(source_of(gone)))
+            if replica.core.peer_blocks is not None:
+                replica.unblock(replica.core.peer_blocks.give_up(source_of(gone)))
 
     def tick(self) -> None:
         """A few times a second: a worker that never tells what became of a fetch keeps nobody waiting for ever."""
         for replica in self._replicas.values():
-            if replica.core.fetches is not None and replica.core.fetches.num_under_way:
-                replica.unblock(replica.core.fetches.look(MOST_LOOKS))
+            if replica.core.peer_blocks is not None and replica.core.peer_blocks.num_under_way:
+                replica.unblock(replica.core.peer_blocks.look(MOST_LOOKS))
 
     def pairs(self, replica: Replica) -> list[Replica]:
         """Those whose KV it can read."""
@@ -59,7 +59,11 @@ class Neighbourhood:
         """Who has most of a chain from the block at `start` on, and how many blocks that are."""
         found: tuple[int, Replica | None] = 0, None
         for other in self.pairs(replica):
-            count = other.core.fetches.num_found(hashes, start, most) if other.core.fetches and not other.leaving else 0
+            count = (
+                other.core.peer_blocks.num_found(hashes, start, most)
+                if other.core.peer_blocks and not other.leaving
+                else 0
+            )
             if count > found[0]:
                 found = count, other
         return found
@@ -71,7 +75,7 @@ class Neighbourhood:
         computes while they come. `longest`: who has how many, most first. Nothing is promised: who gives is looked up
         again when it is the sequence's turn."""
         core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_transfer.layout
-        if core.fetches is None or core.fetches.neighbours is None or sequence.skip_reading_prefix_cache:
+        if core.peer_blocks is None or core.peer_blocks.neighbours is None or sequence.skip_reading_prefix_cache:
             return 0
         most, lender = next(
             ((n, o) for n, o in longest if o is not replica and o.hello.kv_transfer.layout == layout), (0, replica)
@@ -110,8 +114,8 @@ class View:
 
 def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> Borrowed:
     """They are there."""
-    lent = lender.core.fetches
-    assert isinstance(lent, Fetches), "it shares its blocks"
+    lent = lender.core.peer_blocks
+    assert isinstance(lent, PeerFetches), "it shares its blocks"
     loan = lent.lend(hashes, start, count)
     return Borrowed(source_of(lender), loan, functools.partial(lent.give_back, loan))
 

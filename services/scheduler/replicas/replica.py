@@ -83,7 +83,7 @@ class Replica:
         self._awake = False
         self._num_pauses = 0
         self.held = False
-        self._watcher: Callable[[Replica], None] | None = None
+        self.watcher: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
@@ -130,7 +130,7 @@ class Replica:
 
     def watch(self, watcher: Callable[[Replica], None]) -> None:
         """Is told after every pump."""
-        self._watcher = watcher
+        self.watcher = watcher
 
     @property
     def paused(self) -> bool:
@@ -167,8 +167,8 @@ class Replica:
             started = perf_counter()
         self._send_transfers()
         self.flush()
-        if self._watcher is not None:
-            self._watcher(self)
+        if self.watcher is not None:
+            self.watcher(self)
         self._wake_in_time()
 
     def _wake_in_time(self) -> None:
@@ -224,7 +224,7 @@ class Replica:
 
     def take_transferred(self, wire: pb.Transferred) -> None:
         """The worker has moved blocks, or says why not."""
-        transfers = self.core.transfers
+        transfers = self.core.host_blocks
         if transfers is None or not transfers.awaits(wire.transfer_id):
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
         failed = wire.HasField("error")
@@ -236,7 +236,7 @@ class Replica:
 
     def take_fetched(self, wire: pb.BlocksFetched) -> None:
         """The worker has blocks of another one, or says why not."""
-        fetches = self.core.fetches
+        fetches = self.core.peer_blocks
         if fetches is None or not fetches.awaits(wire.fetch_id):
             raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
         failed = wire.HasField("error")
@@ -260,22 +260,22 @@ class Replica:
     def unblock(self, sequences: list[Sequence]) -> None:
         """They need not wait for blocks of other workers."""
         if sequences:
-            self.core.state.unblock(sequences)
+            self.core.resume(sequences)
             self.wake()
 
     @property
     def moves_blocks(self) -> bool:
         """Transfers are under way, or blocks between workers."""
-        moves = (self.core.transfers, self.core.fetches)
+        moves = (self.core.host_blocks, self.core.peer_blocks)
         return any(some is not None and some.num_under_way > 0 for some in moves)
 
     def _send_transfers(self) -> None:
         """Behind the plans that fill or free their blocks."""
-        if self.core.transfers is not None:
-            for order in self.core.transfers.take_orders():
+        if self.core.host_blocks is not None:
+            for order in self.core.host_blocks.take_orders():
                 self.send(encode_transfer(order))
-        if self.core.fetches is not None:
-            for fetch in self.core.fetches.take_orders():
+        if self.core.peer_blocks is not None:
+            for fetch in self.core.peer_blocks.take_orders():
                 self.send(encode_fetch(fetch))
 
     def _send_orders(self) -> None:

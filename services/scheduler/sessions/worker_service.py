@@ -335,13 +335,13 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
         for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
             core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)
-    if core.transfers is not None:
+    if core.host_blocks is not None:
         names = block_hash.split_names(hello.held.host_place_hashes, hello.held.host_place_groups)
-        await _adopt_tier(core.transfers.tier, hello.held.host_place_ids, names)
-        if core.transfers.disk is not None:
+        await _adopt_tier(core.host_blocks.tier, hello.held.host_place_ids, names)
+        if core.host_blocks.disk is not None:
             names = block_hash.split_names(hello.held.disk_place_hashes, hello.held.disk_place_groups)
-            await _adopt_tier(core.transfers.disk.tier, hello.held.disk_place_ids, names)
-            core.transfers.disk.offer(core.transfers.tier.held())
+            await _adopt_tier(core.host_blocks.disk.tier, hello.held.disk_place_ids, names)
+            core.host_blocks.disk.offer(core.host_blocks.tier.held())
 
 
 async def _adopt_tier(tier: BlockTier, place_ids: bytes, names: list[bytes]) -> None:

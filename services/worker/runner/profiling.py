@@ -8,15 +8,13 @@ import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.model_runner import ModelRunner
+from quire.services.worker.sampling.vocabulary.columns import COSTLY
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.drafts.drafted_states import Lags
 from quire.services.worker.step.slots import NO_BLOCKS
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import InvalidArgument, QuireError
-from quire.shared.pb.common.v1 import sampling_pb2
 
-# Filters that sort the vocabulary need more memory than any other choice.
-COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 REHEARSED_TOKENS = 8
 
 

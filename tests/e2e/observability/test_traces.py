@@ -121,6 +121,24 @@ def test_who_is_not_sampled_leaves_nothing_and_ratios_hold_for_the_undecided() -
     assert len(spans) == 2 + len(PARTS)
 
 
+def test_what_is_refused_and_what_is_left_are_traced_under_the_clients_own() -> None:
+    """mt02, vllm#56696: only requests that ended well had spans."""
+    with collecting() as (collector, endpoint):
+        settings = {"otlp_traces_endpoint": endpoint}
+        with running_cluster(worker={"num_blocks": 300}, frontend=settings) as cluster:
+            url = f"http://{cluster.http_address}/v1/completions"
+            headers = {"traceparent": f"00-{TRACE}-{ABOVE}-01"}
+            body = {"model": "quire-tiny", "prompt": "Once upon", "max_tokens": 1500, "ignore_eos": True}
+            assert httpx.post(url, json={**body, "top_p": 7}, headers=headers).status_code == 400
+            with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers) as reply:
+                next(reply.iter_lines())
+            spans = collector.await_spans(2)
+    requests = [span for _, span in spans if span.name == "llm_request"]
+    assert len(requests) == 2
+    for span in requests:
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, ABOVE)
+
+
 @pytest.mark.slow
 def test_a_collector_that_is_away_holds_up_nobody() -> None:
     settings = {"otlp_traces_endpoint": "http://127.0.0.1:1"}

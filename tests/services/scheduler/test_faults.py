@@ -90,7 +90,7 @@ class Desk:
         self.cluster.attach(replica)
         return replica
 
-    def _take(self, message: pb.SessionResponse) -> None:
+    def take(self, message: pb.SessionResponse) -> None:
         self.ended += [(finished.sequence_id, finished.reason) for finished in message.tokens.finished]
 
     def submit(self, first_id: int, **asked: Any) -> None:
@@ -117,7 +117,7 @@ class Desk:
         cluster = self.cluster
         held: dict[str, Any] = {
             "places": len(cluster._live.of(OWNER)),
-            "replica_of": len(cluster.assignments._replica_of),
+            "replica_of": cluster.assignments.num_placed,
             "unassigned": len(cluster.assignments.unassigned),
         }
         if self.replica is not None:
@@ -126,10 +126,10 @@ class Desk:
                 "sequences": core.num_sequences,
                 "waiting": core.num_waiting,
                 "waiting tokens": core.num_waiting_tokens,
-                "grammar users": sum(len(grammar.users) for grammar in core.state.grammars._grammars.values()),
-                "queries": len(core.state.queries),
-                "vectors": core.state.queries.num_vectors,
-                "computing": len(core.state.siblings._computing),
+                "grammar users": core.grammars.num_users,
+                "queries": len(core.queries),
+                "vectors": core.queries.num_vectors,
+                "computing": core.siblings.num_computing,
                 "used": core.use.used,
             }
         return {kind: number for kind, number in held.items() if number}
@@ -140,7 +140,7 @@ class Desk:
 def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
     folder = Path(quire.services.scheduler.__file__).parent
     undone = {"WorkerCluster._fail", "LiveSequences.forget", "Assignments.drop"}
-    gives_back = frozenset({*undone, "State._drop", "Grammars.leave", "State._hand_on"})
+    gives_back = frozenset({*undone, "WaitingSequences.undo_enter", "WaitingSequences.leave_prerequisites"})
     elsewhere = ("/batches.py",)  # what tells the frontend
     faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
     with faults.at(0):

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, create_model
 
 from quire.services.frontend.http.fields.checked_body import CheckedBody
-from quire.services.frontend.input_processor.sampling.plain_parameters import NAMES, PLAIN_PARAMETERS
+from quire.services.frontend.request.plain_parameters import NAMES, PLAIN_PARAMETERS
 
 if TYPE_CHECKING:
     PlainFields = CheckedBody
 else:
-    PlainFields = create_model(
-        "PlainFields", __base__=CheckedBody, **{one.name: (float | None, None) for one in PLAIN_PARAMETERS}
-    )
+    _FIELDS = {one.name: (int | None if one.is_integer else float | None, None) for one in PLAIN_PARAMETERS}
+    PlainFields = create_model("PlainFields", __base__=CheckedBody, **_FIELDS)
 
 
 def given(body: BaseModel) -> dict[str, Any]:
-    """By name; None where the body says nothing."""
-    return {name: getattr(body, name) for name in NAMES}
+    """Returns those that the body has, by name; None where it leaves one out."""
+    return {name: getattr(body, name) for name in NAMES.intersection(type(body).model_fields)}

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.services.frontend.input_processor.pooling.pooling import MOST_DIMENSIONS
 from quire.services.frontend.input_processor.sampling import sampling_rules as rules
+from quire.services.frontend.request.plain_parameters import PLAIN_PARAMETERS
 
 Schema = dict[str, Any]
 
@@ -19,17 +20,16 @@ TEXT_TO_READ: Schema = {"minLength": 1, "items": {"minLength": 1}}
 TOKEN_IDS: Schema = {"items": {"minimum": 0}}
 AT_LEAST_ONE: Schema = {"minimum": 1}
 SEED: Schema = {"minimum": -rules.SEED_BOUND, "maximum": rules.SEED_BOUND - 1}
-REPETITION: Schema = {"minimum": 1 / rules.MAX_REPETITION_PENALTY, "maximum": rules.MAX_REPETITION_PENALTY}
 DIMENSIONS: Schema = {"minimum": 1, "maximum": MOST_DIMENSIONS}
 LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 
 # By the name of a field, in whichever body. Keywords of one type say nothing of values of another.
-FIELDS: Mapping[str, Schema] = {
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    **{parameter.name: parameter.schema for parameter in PLAIN_PARAMETERS},
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
     "chat_template": {"type": ["string", "null"], "pattern": "^[A-Za-z0-9_.-]{0,64}$"},  # a name of the model's
     "dimensions": DIMENSIONS,
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
     "guided_choice": {"minItems": 1, "items": {"minLength": 1}},
     "input_ids": {"minItems": 1},
     "logit_bias": {"propertyNames": {"pattern": "^[0-9]+$"}},
@@ -39,16 +39,12 @@ FIELDS: Mapping[str, Schema] = {
     "max_new_tokens": AT_LEAST_ONE,
     "max_output_tokens": AT_LEAST_ONE,
     "min_new_tokens": {"minimum": 0},
-    "min_p": {"minimum": 0, "maximum": 1},
     "min_tokens": {"minimum": 0},
     "n": {"minimum": 1, "maximum": rules.MAX_SAMPLES},
     "output_dimension": DIMENSIONS,
-    "presence_penalty": {"minimum": -2, "maximum": 2},
     "priority": {"minimum": -PRIORITY_BOUND, "maximum": PRIORITY_BOUND - 1},
     "prompt_logprob_start": {"minimum": 0},
     "prompt_logprobs": LOGPROBS,
-    "repeat_penalty": REPETITION,
-    "repetition_penalty": REPETITION,
     "num_predict": {"minimum": -2, "not": {"const": 0}},
     "sampling_seed": SEED,
     "seed": SEED,
@@ -60,9 +56,6 @@ FIELDS: Mapping[str, Schema] = {
     "thinking_token_budget": {"minimum": rules.UNBOUNDED, "maximum": rules.MAX_BUDGET},
     "token_ids_logprob": TOKEN_IDS,
     "tokens": TOKEN_IDS,
-    "top_k": {"minimum": -1},
-    "top_n_sigma": {"minimum": 0},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     "truncate_prompt_tokens": {"not": {"const": 0}},
 }
 

@@ -15,7 +15,6 @@ UNASKED = Sampling()
 
 # What would have to follow a beam from slot to slot, or looks at a text while it is being written.
 NOT_WITH_BEAMS = (
-    "repetition_penalty",
     "bad_words",
     "logits_processors",
     "stop",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from quire.services.frontend.request.plain_parameters import ALWAYS_SENT
 from quire.services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -20,15 +21,11 @@ def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingPara
     message = sampling_pb2.SamplingParams(
         n=1,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
         seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
         max_tokens=max_tokens,
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
-        repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or (),
         repetition_detection=_detection(sampling.repetition_detection),
@@ -42,6 +39,8 @@ def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingPara
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
         logits_processors=sampling.logits_processors,
     )
+    for name in ALWAYS_SENT:
+        setattr(message, name, sampling.value(name))
     for name, value in sampling.plain.items():
         setattr(message, name, value)
     return message

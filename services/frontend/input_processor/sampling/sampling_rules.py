@@ -8,8 +8,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from quire.services.frontend.input_processor.sampling import beam_rules, plain_parameters
+from quire.services.frontend.input_processor.sampling import beam_rules
+from quire.services.frontend.input_processor.sampling.plain_rules import PLAIN_RULES
 from quire.services.frontend.input_processor.sampling.rule import Rule
+from quire.services.frontend.request import plain_parameters
 from quire.services.frontend.request.request import RepetitionDetection, Sampling
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
@@ -23,8 +25,6 @@ MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
 UNBOUNDED = -1  # thinking_token_budget
 SEED_BOUND = 2**63
-MAX_REPETITION_PENALTY = 1e30  # beyond, logits divided or multiplied by it are infinite in single precision
-MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
 MAX_BUDGET = 2**31 - 1  # more than any context
 MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
 NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
@@ -37,23 +37,9 @@ def _detection(sampling: Sampling) -> RepetitionDetection:
 RULES = (
     Rule("n", lambda s: s.n >= 1, "n must be at least 1, got {s.n}."),
     Rule("n", lambda s: s.n <= MAX_SAMPLES, f"n must be at most {MAX_SAMPLES}, got {{s.n}}."),
-    *plain_parameters.RULES,
-    Rule(
-        "repetition_penalty",
-        lambda s: math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0,
-        "repetition_penalty must be greater than zero, got {s.repetition_penalty}.",
-    ),
-    Rule(
-        "repetition_penalty",
-        lambda s: 1 / MAX_REPETITION_PENALTY <= s.repetition_penalty <= MAX_REPETITION_PENALTY,
-        f"repetition_penalty must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}], "
-        "got {s.repetition_penalty}.",
-    ),
+    *PLAIN_RULES,
     Rule("temperature", lambda s: s.temperature >= 0, "temperature must be non-negative, got {s.temperature}."),
     Rule("temperature", lambda s: s.temperature <= 2, "temperature must be in [0, 2], got {s.temperature}."),
-    Rule("top_p", lambda s: 0 < s.top_p <= 1, "top_p must be in (0, 1], got {s.top_p}."),
-    Rule("top_k", lambda s: s.top_k >= -1, "top_k must be 0 (disable), or at least 1, got {s.top_k}."),
-    Rule("min_p", lambda s: 0 <= s.min_p <= 1, "min_p must be in [0, 1], got {s.min_p}."),
     Rule(
         "seed",
         lambda s: s.seed is None or -SEED_BOUND <= s.seed < SEED_BOUND,
@@ -170,7 +156,8 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
     """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
     values: dict[str, Any] = dict(defaults.sampling)
     if given.get("beam_search") is not None:
-        values.pop("repetition_penalty", None)  # meant for sampling
+        for name in plain_parameters.NOT_WITH_BEAMS:  # recommended for sampling
+            values.pop(name, None)
     values |= {name: value for name, value in given.items() if value is not None}
     plain = {name: values.pop(name) for name in plain_parameters.NAMES & values.keys()}
     return Sampling(**values, plain=plain)
@@ -209,12 +196,12 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
 def settle(sampling: Sampling) -> Sampling:
     """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
     if is_greedy(sampling.temperature):
-        sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+        sampling = replace(sampling, temperature=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
     budget = sampling.thinking_token_budget
     settled: dict[str, Any] = {
-        "top_k": min(max(sampling.top_k, 0), MAX_TOP_K),
+        "plain": plain_parameters.settled(sampling.plain, is_greedy=sampling.temperature == 0),
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,
         "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),

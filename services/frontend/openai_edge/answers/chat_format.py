@@ -8,8 +8,8 @@ from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.openai_edge.answers.format import AnswerFrame, ending, usage_object
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts, chat_logprobs
 from quire.services.frontend.openai_edge.answers.message_parts import (
+    MessageText,
     TextCalls,
-    VisiblePiece,
     delta_of,
     has_calls,
     message_of,
@@ -84,7 +84,7 @@ class ChatFormat:
             message["content"] = prefix + (message["content"] or "")
         return {"role": "assistant", "refusal": None, "annotations": [], **message}
 
-    def _read(self, delta: SampleDelta) -> list[Part | VisiblePiece]:
+    def _read(self, delta: SampleDelta) -> list[Part | MessageText]:
         calls = self._text_calls[delta.sample]
         return calls.read(delta.parts or (), ended=delta.finish is not None)
 

@@ -15,7 +15,7 @@ from quire.services.frontend.output_processor.parsing.input_text import InputTex
 ARGUMENTS = {"function": "arguments", "custom": "input"}  # field of a call's object, by its type
 
 
-class VisiblePiece(NamedTuple):
+class MessageText(NamedTuple):
     """A piece of a call whose argument is a text."""
 
     number: int
@@ -33,27 +33,27 @@ class TextCalls:
         self._number = 0  # of the call that is open
         self._input: InputText | None = None
 
-    def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | VisiblePiece]:
+    def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | MessageText]:
         """`ended`: no more parts come."""
-        found: list[Part | VisiblePiece] = []
+        found: list[Part | MessageText] = []
         for part in parts:
             if not isinstance(part, CallPiece) or part.id:
                 found += self._end()
             if isinstance(part, CallPiece) and part.id and part.name in self._names:
                 self._number, self._input = part.number, InputText()
             if isinstance(part, CallPiece) and self._input is not None:
-                found.append(VisiblePiece(part.number, part.id, part.name, self._input.push(part.arguments)))
+                found.append(MessageText(part.number, part.id, part.name, self._input.push(part.arguments)))
             else:
                 found.append(part)
         return found + (self._end() if ended else [])
 
-    def _end(self) -> list[Part | VisiblePiece]:
+    def _end(self) -> list[Part | MessageText]:
         open_input, self._input = self._input, None
         rest = open_input.finish() if open_input is not None else ""
-        return [VisiblePiece(self._number, "", "", rest)] if rest else []
+        return [MessageText(self._number, "", "", rest)] if rest else []
 
 
-def delta_of(parts: Iterable[Part | VisiblePiece]) -> dict[str, Any]:
+def delta_of(parts: Iterable[Part | MessageText]) -> dict[str, Any]:
     """One delta for all of them: clients join each field on its own."""
     fields: dict[str, Any] = {}
     for part in parts:
@@ -62,12 +62,12 @@ def delta_of(parts: Iterable[Part | VisiblePiece]) -> dict[str, Any]:
                 fields["content"] = fields.get("content", "") + text
             case Reasoning(text):
                 fields["reasoning"] = fields["reasoning_content"] = fields.get("reasoning", "") + text
-            case CallPiece() | VisiblePiece():
+            case CallPiece() | MessageText():
                 fields.setdefault("tool_calls", []).append(_piece(part))
     return fields
 
 
-def _piece(piece: CallPiece | VisiblePiece) -> dict[str, Any]:
+def _piece(piece: CallPiece | MessageText) -> dict[str, Any]:
     kind = "function" if isinstance(piece, CallPiece) else "custom"
     called = {ARGUMENTS[kind]: piece[-1]}
     if not piece.id:
@@ -75,7 +75,7 @@ def _piece(piece: CallPiece | VisiblePiece) -> dict[str, Any]:
     return {"index": piece.number, "id": piece.id, "type": kind, kind: {"name": piece.name, **called}}
 
 
-def message_of(parts: Iterable[Part | VisiblePiece]) -> dict[str, Any]:
+def message_of(parts: Iterable[Part | MessageText]) -> dict[str, Any]:
     """Of a whole answer. content is null where there are only calls or reasoning."""
     delta = delta_of(parts)
     calls: list[dict[str, Any]] = []

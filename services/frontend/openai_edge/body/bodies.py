@@ -114,9 +114,6 @@ class GenerationBody(Body, PlainFields):
 
     n: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -124,7 +121,6 @@ class GenerationBody(Body, PlainFields):
     stop_token_ids: list[int] | None = None
     ignore_eos: Flag = False
     include_stop_str_in_output: Flag = False
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
         None, description="of packages installed beside the workers: name to arguments"

@@ -24,6 +24,7 @@ from quire.services.frontend.openai_edge.body.logits_processors import logits_pr
 from quire.services.frontend.openai_edge.body.older_names import GUIDED, older_names
 from quire.services.frontend.openai_edge.body.output_forms import constraint
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -34,16 +35,12 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
 SAMPLING_FIELDS = (
     "n",
     "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
     "seed",
     "max_tokens",
     "min_tokens",
     "stop_token_ids",
     "ignore_eos",
     "include_stop_str_in_output",
-    "repetition_penalty",
     "allowed_token_ids",
     "bad_words",
     "logprob_token_ids",
@@ -115,7 +112,7 @@ def _chat_request(
     variables = {**documents, **thinking.variables(body)}
     prompts = [chat_prompt(body, messages, variables, offer.shown) for messages in conversations]
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
-        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        "max_tokens": token_limit(max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens),
         "thinking_token_budget": thinking.budget(body, has_marks=tokenizer.thinking_marks is not None),
     }
     if body.response_format is not None and offer.must_call:
@@ -166,6 +163,7 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
         raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS} | plain_fields.given(body)
     _check_prompt_logprobs(body)
+    token_limit(max_tokens=body.max_tokens)
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = logit_bias(body.logit_bias) if body.logit_bias else None

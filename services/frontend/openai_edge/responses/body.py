@@ -167,9 +167,6 @@ class ResponsesBody(PlainFields):
     )
     max_output_tokens: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -177,7 +174,6 @@ class ResponsesBody(PlainFields):
     min_tokens: int | None = None
     include_stop_str_in_output: Flag = False
     skip_special_tokens: Flag = True
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = None
     structured_outputs: StructuredOutputsBody | None = None

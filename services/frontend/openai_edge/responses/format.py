@@ -208,7 +208,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        **{name: sampling.plain.get(name, 0.0) for name in PENALTIES},
+        **{name: sampling.value(name) for name in PENALTIES},
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": effort, "summary": summary},
         "store": body.store is not False,
@@ -217,7 +217,7 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": echoed(body.tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
+        "top_p": sampling.value("top_p"),
         "truncation": "disabled",
         **{name: _text(body, name) for name in ECHOED},
     }

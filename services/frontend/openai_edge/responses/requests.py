@@ -21,6 +21,7 @@ from quire.services.frontend.openai_edge.body.output_forms import (
     ResponseFormat,
     constraint,
 )
+from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.openai_edge.responses import tools
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.turns import Item, turns
@@ -32,16 +33,12 @@ from quire.shared.errors import InvalidArgument
 FORM_NAMES = FormNames("text.format", "schema")
 SAMPLING_FIELDS = (
     "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
     "seed",
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",
-    "repetition_penalty",
 )
 
 
@@ -93,7 +90,7 @@ def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
         "logit_bias": logit_bias(body.logit_bias) if body.logit_bias else None,
         "logits_processors": logits_processors(body.logits_processors),
         **plain_fields.given(body),
-        "max_tokens": body.max_output_tokens,
+        "max_tokens": token_limit(max_output_tokens=body.max_output_tokens),
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         "structured_output": form if has_content or body.structured_outputs is not None else None,
     }

@@ -19,9 +19,11 @@ from quire.services.scheduler.core.drafts.rows import DraftedRows
 from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
 from quire.services.scheduler.core.running.searches import Beam, RunningSearch
 from quire.services.scheduler.core.scheduling.entry import Entry
+from quire.services.scheduler.core.scheduling.preemption import make_room
 from quire.services.scheduler.core.sequences.beam_search import BeamNode, Entries, LiveBeams
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.shared.columns import i32_bytes
@@ -57,7 +59,7 @@ class Beams:
             state.end(root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
             return True
         beams = [self._new_beam(root, node) for node in search.live]
-        state.next_waiting()
+        state.queue.pop()
         group = self._groups.add(root, search)
         for beam in beams:
             self._groups.join(group, beam)
@@ -81,7 +83,7 @@ class Beams:
             key=next(self._keys),
             owner=root.owner,
             sequence_id=root.sequence_id,
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=root.num_prompt_tokens,
             max_total_tokens=root.max_total_tokens,
             root_hash=root.root_hash,
@@ -114,14 +116,14 @@ class Beams:
         for slot in moves.ended:
             beam = next(beam for beam in group.beams if beam.slot == slot)
             self._groups.drop(group, beam)
-            self._state.take_slot(beam.sequence)
+            self._state.release_slot(beam.sequence)
         by_slot = {beam.slot: beam for beam in group.beams}
         group.beams = []
         for child, target in zip(group.decision, moves.targets, strict=True):
             parent = slots[child.parent]
             if target is None:
                 beam = self._beam_of(
-                    group.root, self._state.running.known_tokens(parent) + i32_bytes([child.node.token])
+                    group.root, bytes(self._state.running.sequence(parent).tokens) + i32_bytes([child.node.token])
                 )
             else:
                 beam = by_slot[target]
@@ -137,7 +139,7 @@ class Beams:
         builder.short_of_blocks = True
         others = any(self._groups.root_of(int(key)) is not group.root for key in state.running.keys[state.running.live])
         if others or state.kv.num_fenced:
-            state.make_room(builder)
+            make_room(state, builder)
         else:
             state.end(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
 

@@ -1,14 +1,15 @@
-"""Grammars that the worker prepares once, whoever needs them: sequences wait, blocked, until theirs is ready.
+"""Grammars that the worker prepares once for all sequences under them.
 
-The worker keeps what it was told to prepare until it is told to release it. Grammars that nobody needs at present stay
-for a while, so that the next request of the same form need not wait.
+The worker keeps what it was told to prepare until it is told to release it. Grammars without users stay for a while, so
+that the next request of the same form need not wait.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from quire.services.scheduler.core.prerequisites.port import Prerequisite
+from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 # Prepared grammars that no sequence needs: a compiled one takes up to a thousand times its text.
@@ -18,85 +19,54 @@ MOST_IDLE_BYTES = 1 << 20  # of text
 
 @dataclass(frozen=True, slots=True)
 class GrammarOrder:
-    """What the worker is to do: prepare the grammar of `sequence`, or release it, if there is none."""
+    """Tells the worker to prepare the grammar of `sequence`, or to release it, if there is none."""
 
     grammar_id: bytes
     sequence: Sequence | None
 
 
-@dataclass(slots=True)
-class _Grammar:
-    num_bytes: int  # of its text
-    ready: bool = False
-    users: set[int] = field(default_factory=set)  # keys
-    blocked: dict[int, Sequence] = field(default_factory=dict)  # by key
-
-
-class Grammars:
-    """Which grammars the worker has, and who needs or awaits them."""
+class Grammars(Prerequisite):
+    """Grammars of one worker. A sequence joins its grammar when it comes to the core."""
 
     def __init__(self) -> None:
-        self._grammars: dict[bytes, _Grammar] = {}
-        self._idle: OrderedDict[bytes, int] = OrderedDict()  # bytes of those without users; longest idle first
+        super().__init__()
+        limits = CacheLimits(max_idle=MOST_IDLE, max_idle_size=MOST_IDLE_BYTES)
+        self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
         self._orders: list[GrammarOrder] = []
 
     @property
-    def num_blocked(self) -> int:
-        return sum(len(grammar.blocked) for grammar in self._grammars.values())
-
-    def blocked(self) -> list[Sequence]:
-        return [sequence for grammar in self._grammars.values() for sequence in grammar.blocked.values()]
+    def num_users(self) -> int:
+        """Sequences under a grammar that have not ended."""
+        return self._cache.num_users
 
     def join(self, sequence: Sequence) -> bool:
-        """Whether `sequence` can run; else it is blocked until prepared() or failed() names it."""
-        grammar_id = sequence.grammar_id
-        grammar = self._grammars.get(grammar_id)
-        if grammar is None:
-            grammar = self._grammars[grammar_id] = _Grammar(sequence.grammar_bytes)
-            self._orders.append(GrammarOrder(grammar_id, sequence))
-        self._idle.pop(grammar_id, None)
-        grammar.users.add(sequence.key)
-        if not grammar.ready:
-            grammar.blocked[sequence.key] = sequence
-        return grammar.ready
+        return not sequence.grammar_id or self._cache.join(sequence.grammar_id, sequence.grammar_bytes, sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """`sequence` will not run here (any more)."""
-        grammar = self._grammars.get(sequence.grammar_id)
-        if grammar is None:
-            return  # it failed, and took its users along
-        grammar.users.discard(sequence.key)
-        grammar.blocked.pop(sequence.key, None)
-        if grammar.ready and not grammar.users:
-            self._keep_idle(sequence.grammar_id)
+        unused = self._cache.leave(sequence.grammar_id, sequence) if sequence.grammar_id else None
+        if unused is not None and not unused.has_place:  # else the worker is preparing it
+            self._cache.remove(sequence.grammar_id)
 
-    def prepared(self, grammar_id: bytes) -> list[Sequence]:
-        """The grammar is ready: those who waited for it."""
-        grammar = self._grammars[grammar_id]
-        grammar.ready = True
-        freed = list(grammar.blocked.values())
-        grammar.blocked.clear()
-        if not grammar.users:
-            self._keep_idle(grammar_id)
-        return freed
-
-    def failed(self, grammar_id: bytes) -> list[Sequence]:
-        """It cannot be had: those who waited for it. The next one to ask makes the worker try again."""
-        return list(self._grammars.pop(grammar_id).blocked.values())
+    def done(self, grammar_id: bytes, *, failed: bool = False) -> list[Sequence]:
+        """Takes the worker's answer; returns the sequences that were blocked on it. After a failure the next sequence
+        under the same grammar makes the worker try again."""
+        return self._cache.remove(grammar_id) if failed else self._cache.ready(grammar_id)
 
     def take_orders(self) -> list[GrammarOrder]:
-        """In the order in which the worker must get them."""
+        """Returns what the worker has to be sent, in this order."""
         orders, self._orders = self._orders, []
         return orders
 
     def awaits(self, grammar_id: bytes) -> bool:
-        """Whether the worker owes word of this grammar."""
-        grammar = self._grammars.get(grammar_id)
-        return grammar is not None and not grammar.ready
+        """Returns whether the worker has been told to prepare this grammar and has not answered."""
+        return grammar_id in self._cache and not self._cache.is_prepared(grammar_id)
 
-    def _keep_idle(self, grammar_id: bytes) -> None:
-        self._idle[grammar_id] = self._grammars[grammar_id].num_bytes
-        while len(self._idle) > MOST_IDLE or sum(self._idle.values()) > MOST_IDLE_BYTES:
-            oldest, _ = self._idle.popitem(last=False)
-            del self._grammars[oldest]
-            self._orders.append(GrammarOrder(oldest, None))
+    def check_invariant(self) -> None:
+        super().check_invariant()
+        self._cache.check_invariant()
+
+    def _order(self, entry: CacheEntry) -> None:
+        self._orders.append(GrammarOrder(entry.entry_id, next(iter(entry.users.values()))))
+
+    def _order_release(self, grammar_id: bytes) -> None:
+        self._orders.append(GrammarOrder(grammar_id, None))

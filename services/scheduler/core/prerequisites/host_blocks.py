@@ -16,9 +16,10 @@ from collections.abc import Sequence as Blocks
 
 from quire.services.scheduler.core.counts import Counts
 from quire.services.scheduler.core.limits import TierLimits
+from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.disk_transfers import DiskTransfers
-from quire.services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
+from quire.services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder
 from quire.services.scheduler.core.transfers.reach import Holds, NeededPages, reach_of
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.kv_cache.eviction import POLICIES
@@ -29,17 +30,18 @@ from quire.shared.kv.block_hash import page_of
 STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
 
 
-class Transfers:
-    """Decides what moves, and knows who waits for it."""
+class HostBlocks(BlockSource):
+    """Transfers between one worker's device, its host memory and its disk. A sequence joins them as the next to run."""
 
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: Counts) -> None:
+        super().__init__()
         make = POLICIES[tiers.policy]
         self.tier = BlockTier(tiers.num_host_blocks, make)
         self._kv = kv
         self._counts = counts
         self._ids = itertools.count(1)
         self._orders: list[TransferOrder] = []
-        self._under_way: dict[int, UnderWay[TransferOrder]] = {}
+        self._under_way: dict[int, TransferOrder] = {}
         self._coming: dict[bytes, int] = {}  # what is on its way to the device, and by which transfer
         self._most_storing = max(1, kv.pool.num_blocks // STORING_SHARE)
         self._filled: deque[tuple[int, bytes]] = deque(maxlen=kv.pool.num_blocks)  # yet to be stored, and their hashes
@@ -55,15 +57,6 @@ class Transfers:
         kv.watch_filled()
 
     # What is asked.
-
-    @property
-    def num_blocked(self) -> int:
-        waiting = sum(len(transfer.waiting) for transfer in self._under_way.values())
-        return waiting + (0 if self.disk is None else self.disk.num_blocked)
-
-    def blocked(self) -> list[Sequence]:
-        waiting = [sequence for transfer in self._under_way.values() for sequence in transfer.waiting.values()]
-        return waiting + ([] if self.disk is None else self.disk.blocked())
 
     @property
     def num_under_way(self) -> int:
@@ -93,9 +86,9 @@ class Transfers:
 
     # What is ordered.
 
-    def sight(self, sequence: Sequence, num_found: int) -> None:
-        """It comes in, behind so many block positions: what of its prompt lies below the device is wanted again, and
-        what was not worth storing before, and is on the device, may be by now."""
+    def admitted(self, sequence: Sequence, num_found: int) -> None:
+        """Notes that the prompt of `sequence` is wanted again, as far as it lies below the device. Pages on the device
+        that were not worth storing before may be by now."""
         hashes, sightings = sequence.block_hashes, self._sightings
         fork = sightings.num_leading(hashes) if sightings is not None and self._has_forks else 0
         names, started = self._reach.sight(sequence, num_found, fork)
@@ -108,8 +101,8 @@ class Transfers:
                 self._offer(name for name in names if page_of(name)[1] in reached)
         self._offer(started)
 
-    def stop(self, sequence: Sequence) -> None:
-        """It gives up its slot: somebody may go on from where it is."""
+    def release_slot(self, sequence: Sequence) -> None:
+        """Offers the pages at the end of `sequence`: another one may go on from there."""
         self._offer(self._reach.end(sequence.block_hashes, int(self._kv.num_named[sequence.slot])))
 
     def _offer(self, names: Iterable[bytes]) -> None:
@@ -161,7 +154,7 @@ class Transfers:
                 return False
             coming = self._bring(pages)
         sequence.num_fetches += 1
-        self._under_way[coming].waiting[sequence.key] = sequence
+        self._blocked.add(coming, sequence)
         return True
 
     def _comes_with(self, pages: NeededPages) -> int | None:
@@ -188,7 +181,7 @@ class Transfers:
         if coming is None:
             return False
         sequence.num_fetches += 1
-        self.disk.wait(coming, sequence)
+        self._blocked.add(coming, sequence)
         return True
 
     def _bring(self, pages: NeededPages) -> int:
@@ -203,7 +196,7 @@ class Transfers:
 
     def _order(self, order: TransferOrder) -> TransferOrder:
         self._orders.append(order)
-        self._under_way[order.transfer_id] = UnderWay(order)
+        self._under_way[order.transfer_id] = order
         return order
 
     # What came of it.
@@ -211,10 +204,11 @@ class Transfers:
     def done(self, transfer_id: int, *, failed: bool, lost: Collection[int] = ()) -> list[Sequence]:
         """The worker is done with it: those who waited, in the order in which they came. `lost`: blocks that the disk
         did not take or give."""
+        freed = self._blocked.free(transfer_id)
         if self.disk is not None and self.disk.awaits(transfer_id):
-            return self.disk.done(transfer_id, range(self.tier.num_places) if failed else lost)
-        transfer = self._under_way.pop(transfer_id)
-        order = transfer.order
+            self.disk.done(transfer_id, range(self.tier.num_places) if failed else lost)
+            return freed
+        order = self._under_way.pop(transfer_id)
         if order.to_host:
             self._stored(order.hashes, failed=failed)
         else:
@@ -227,7 +221,7 @@ class Transfers:
         self._kv.let_go(transfer_id)
         if self._filled:
             self.store_filled()
-        return list(transfer.waiting.values())
+        return freed
 
     def _stored(self, hashes: list[bytes], *, failed: bool) -> None:
         for block_hash in reversed(hashes):  # the tail of a prefix goes before its head
@@ -237,13 +231,6 @@ class Transfers:
         self._counts.stored_blocks += len(hashes)
         if self.disk is not None:
             self.disk.offer(hashes)
-
-    def leave(self, sequence: Sequence) -> None:
-        """It waits no longer, if it did."""
-        for transfer in self._under_way.values():
-            transfer.waiting.pop(sequence.key, None)
-        if self.disk is not None:
-            self.disk.leave(sequence)
 
     def forget(self) -> int:
         """Forgets what lies below the device; only while nothing moves. Returns how many blocks that were."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Blocks
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.services.scheduler.core.counts import Counts
+from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
@@ -66,15 +67,15 @@ class FetchOrder:
 class _UnderWay:
     order: FetchOrder
     holder: int | None  # keeps the blocks when they have come; None: whoever wants them takes them
-    waiting: dict[int, Sequence] = field(default_factory=dict)  # by key: blocked until it is done
     num_looks: int = 0  # at it, since it was ordered
 
 
-class Fetches:
-    """Both sides of one worker's: decides what comes, knows who waits for it, and what others get."""
+class PeerFetches(BlockSource):
+    """KV block fetches from other workers and loans to them. A sequence joins a fetch as the next to run."""
 
     def __init__(self, kv: KVCacheManager, counts: Counts, last_step: Callable[[], int]) -> None:
         """`last_step`: the last that was ordered."""
+        super().__init__()
         assert kv.groups.plain, "blocks of several groups stay where they are"
         self.neighbours: Neighbours | None = None  # none: nothing comes
         self._kv = kv
@@ -92,11 +93,8 @@ class Fetches:
     # What is asked.
 
     @property
-    def num_blocked(self) -> int:
-        return sum(len(fetch.waiting) for fetch in self._under_way.values())
-
-    def blocked(self) -> list[Sequence]:
-        return [sequence for fetch in self._under_way.values() for sequence in fetch.waiting.values()]
+    def is_open(self) -> bool:
+        return self.neighbours is not None
 
     @property
     def num_under_way(self) -> int:
@@ -180,7 +178,7 @@ class Fetches:
                 return False
             coming = self.bring(borrowed, found, hashes[start : start + len(borrowed.loan.blocks)])
         sequence.num_fetches += 1
-        self._under_way[coming].waiting[sequence.key] = sequence
+        self._blocked.add(coming, sequence)
         return True
 
     def bring(self, borrowed: Borrowed, found: Blocks[int], hashes: list[bytes], *, holder: int | None = None) -> int:
@@ -211,12 +209,8 @@ class Fetches:
                 self._kv.hold(fetch.holder, order.blocks)
         self._kv.let_go(fetch_id)
         order.borrowed.give_back()
-        return _computing(fetch.waiting) if failed else list(fetch.waiting.values())
-
-    def leave(self, sequence: Sequence) -> None:
-        """It waits no longer, if it did."""
-        for fetch in self._under_way.values():
-            fetch.waiting.pop(sequence.key, None)
+        freed = self._blocked.free(fetch_id)
+        return _computing(freed) if failed else freed
 
     def give_up(self, source: object) -> list[Sequence]:
         """That worker is gone: nobody waits for what it was to give. Those who did."""
@@ -228,7 +222,7 @@ class Fetches:
         freed: list[Sequence] = []
         for fetch in self._under_way.values():
             fetch.num_looks += 1
-            if fetch.num_looks > most_looks and fetch.waiting:
+            if fetch.num_looks > most_looks and self._blocked.on(fetch.order.fetch_id):
                 freed += self._wait_no_more(fetch)
         return freed
 
@@ -240,12 +234,11 @@ class Fetches:
         for block_hash in fetch.order.hashes:
             if self._coming.get(block_hash) == fetch.order.fetch_id:
                 del self._coming[block_hash]
-        freed, fetch.waiting = _computing(fetch.waiting), {}
-        return freed
+        return _computing(self._blocked.free(fetch.order.fetch_id))
 
 
-def _computing(waiting: dict[int, Sequence]) -> list[Sequence]:
-    """They do not wait again."""
-    for sequence in waiting.values():
+def _computing(sequences: list[Sequence]) -> list[Sequence]:
+    """Marks sequences that compute what did not come: they do not wait again."""
+    for sequence in sequences:
         sequence.num_fetches = MOST_FETCHES
-    return list(waiting.values())
+    return sequences

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.scheduling.entry import Entry, Start
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
@@ -24,8 +26,18 @@ class AdmitSearch(Protocol):
 class Admitter:
     """The waiting half of schedule(). Nobody overtakes: it stops at the first sequence that cannot come in."""
 
-    def __init__(self, state: CoreState, entry: Entry, pace: PromptPace, admit_search: AdmitSearch) -> None:
+    def __init__(
+        self,
+        state: CoreState,
+        entry: Entry,
+        pace: PromptPace,
+        admit_search: AdmitSearch,
+        sources: Seq[BlockSource],
+    ) -> None:
+        """`sources`: where blocks come from that the device lacks, the first to be asked first."""
         self._state = state
+        self._sources = sources
+        self._observers = [source for source in sources if type(source).admitted is not BlockSource.admitted]
         self._entry = entry
         self._pace = pace
         self._admit_search = admit_search
@@ -64,13 +76,14 @@ class Admitter:
             if not self._fits(sequence, start) or (sequence.suspect and state.suspects):
                 self._entry.remember(sequence, start)
                 return
-            state.next_waiting()
-            if state.transfers is not None and not sequence.started:
-                state.transfers.sight(sequence, len(start.whole) // state.kv.num_groups)
+            state.queue.pop()
+            if not sequence.started:
+                for source in self._observers:
+                    source.admitted(sequence, len(start.whole) // state.kv.num_groups)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
             if sequence.is_query and builder.ends(sequence.slot):
-                state.free_documents([sequence])  # they find it in the same step
+                state.prompts_scheduled([sequence])  # its documents find it in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
         """Whether somebody may come in with this micro-batch: none takes more than its share, so that every stage has
@@ -87,14 +100,24 @@ class Admitter:
         )
 
     def _waits_for_blocks(self, sequence: Sequence, start: Start) -> bool:
-        """Whether more of it lies in host memory or with another worker, and there is room to bring that here."""
+        """Blocks the head of the queue if more of it lies outside the device and is worth the wait, and there is room
+        for that. Returns whether it waits."""
         state = self._state
-        if not state.brings_blocks or start.match is None or sequence.skip_reading_prefix_cache:
+        for source in self._sources:
+            if source.is_open:
+                break
+        else:
+            return False
+        if start.match is None or sequence.skip_reading_prefix_cache:
             return False
         if not self._entry.fits_now(sequence, start, state.limits.watermark_blocks):
             return False
         num_found = len(start.whole) // state.kv.num_groups
-        return state.block_on_transfer(sequence, start.whole, self._entry.most_read(sequence) - num_found)
+        most = self._entry.most_read(sequence) - num_found
+        if not any(source.fetch(sequence, start.whole, most) for source in self._sources if source.is_open):
+            return False
+        state.queue.block(sequence)
+        return True
 
     def _fits(self, sequence: Sequence, start: Start) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody

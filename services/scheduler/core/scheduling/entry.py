@@ -6,7 +6,9 @@ from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
 from quire.services.scheduler.core.plan import Started
-from quire.services.scheduler.core.sequences.sequence import TOKEN_BYTES, Sequence, SequenceStatus
+from quire.services.scheduler.core.prerequisites.siblings import Siblings
+from quire.services.scheduler.core.scheduling.chunks import chunk_size
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.kv_cache.match import Match
@@ -36,8 +38,8 @@ class Start(NamedTuple):
 class Entry:
     """The way in, of sequences that fit and of beams."""
 
-    def __init__(self, state: CoreState) -> None:
-        self._state = state
+    def __init__(self, state: CoreState, siblings: Siblings) -> None:
+        self._state, self._siblings = state, siblings
         self._plain, self._has_windows = state.kv.groups.plain, state.kv.groups.has_windows
         self._has_states = state.kv.groups.has_states
         self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
@@ -49,7 +51,7 @@ class Entry:
     def start(self, sequence: Sequence) -> Start:
         """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
         state, size = self._state, self._state.limits.block_size
-        donor = None if self._has_states else state.siblings.donor(sequence)  # whose state is past the last token
+        donor = None if self._has_states else self._siblings.donor(sequence)  # whose state is past the last token
         if donor is not None and state.kv.still_has(donor, sequence.num_tokens - 1):
             return self._behind(donor, sequence.num_tokens)
         match = self._match(sequence)
@@ -86,7 +88,7 @@ class Entry:
             end = min(end, sequence.prompt_logprobs_from - 1)
         if end - begin < state.limits.prefix_grain:
             return None
-        tokens = sequence.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+        tokens = sequence.tokens.column(begin, end)
         return state.kv.match_part(sequence.hash_before(num_whole) + tokens)
 
     def _match(self, sequence: Sequence) -> Match:
@@ -156,7 +158,7 @@ class Entry:
         wanted = num_tokens - num_computed
         if self._has_windows:
             wanted = self._within_room(slot, num_computed, wanted)
-        chunk = state.chunk_size(builder, wanted)
+        chunk = chunk_size(state, builder, wanted)
         blocks = tables.grow(builder, slot, num_computed + chunk)
         if start.copied:
             builder.copy(start.copied, blocks[: kv.num_groups])

@@ -8,6 +8,8 @@ import numpy as np
 
 from quire.services.scheduler.core.drafts.speculation import DraftLengths
 from quire.services.scheduler.core.running.running import Slots
+from quire.services.scheduler.core.scheduling.chunks import chunk_size
+from quire.services.scheduler.core.scheduling.preemption import make_room
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
@@ -67,9 +69,9 @@ class Grower:
         computed = int(running.num_computed[slot])
         room = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
         if room <= 0:
-            self._state.make_room(builder)
+            make_room(self._state, builder)
             return
-        wanted = self._state.chunk_size(builder, min(int(running.num_tokens[slot]) - computed, room))
+        wanted = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, room))
         self._tables.grow(builder, slot, computed + wanted)
         self._tables.book(builder, slot, wanted)
 
@@ -110,7 +112,7 @@ class Grower:
             if not running.live[slot]:
                 continue  # preempted for an older one
             if self._kv.num_free == 0:
-                self._state.make_room(builder)
+                make_room(self._state, builder)
             if running.live[slot] and self._kv.num_free:
                 self._tables.append(builder, slot)
             elif running.live[slot]:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Blocks
 
 from quire.services.scheduler.core.counts import Counts
-from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.services.scheduler.core.transfers.orders import DiskOrder, UnderWay
+from quire.services.scheduler.core.transfers.orders import DiskOrder
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 
 MOST_STORING = 64  # blocks at a time: beside a prompt that comes back a disk has other things to do
@@ -30,7 +29,7 @@ class DiskTransfers:
         self._counts = counts
         self._next_id = next_id
         self._orders: list[DiskOrder] = []
-        self._under_way: dict[int, UnderWay[DiskOrder]] = {}
+        self._under_way: dict[int, DiskOrder] = {}
         self._coming: dict[bytes, int] = {}  # what is on its way to host memory, and by which transfer
         self._offered: deque[bytes] = deque(maxlen=host.num_places)
         self._most_storing = max(1, min(MOST_STORING, host.num_places // 4))
@@ -41,13 +40,6 @@ class DiskTransfers:
     @property
     def num_under_way(self) -> int:
         return len(self._under_way)
-
-    def blocked(self) -> list[Sequence]:
-        return [sequence for transfer in self._under_way.values() for sequence in transfer.waiting.values()]
-
-    @property
-    def num_blocked(self) -> int:
-        return sum(len(transfer.waiting) for transfer in self._under_way.values())
 
     def awaits(self, transfer_id: int) -> bool:
         return transfer_id in self._under_way
@@ -105,20 +97,15 @@ class DiskTransfers:
         self._order(order)
         return order.transfer_id
 
-    def wait(self, transfer_id: int, sequence: Sequence) -> None:
-        self._under_way[transfer_id].waiting[sequence.key] = sequence
-
     def _order(self, order: DiskOrder) -> None:
         self._orders.append(order)
-        self._under_way[order.transfer_id] = UnderWay(order)
+        self._under_way[order.transfer_id] = order
 
     # What came of it.
 
-    def done(self, transfer_id: int, lost: Collection[int]) -> list[Sequence]:
-        """The worker is done with it, but for those of its blocks that are `lost`: those who waited, in the order in
-        which they came."""
-        transfer = self._under_way.pop(transfer_id)
-        order, counts = transfer.order, self._counts
+    def done(self, transfer_id: int, lost: Collection[int]) -> None:
+        """Takes the worker's answer: the transfer is done, but for those of its blocks that are `lost`."""
+        order, counts = self._under_way.pop(transfer_id), self._counts
         for number, block_hash in reversed([*enumerate(order.hashes)]):  # the tail of a prefix goes before its head
             failed = number in lost
             if order.to_disk:
@@ -136,11 +123,6 @@ class DiskTransfers:
             counts.disk_fetched_blocks += len(order.hashes) - num_failed
             counts.disk_lost_blocks += num_failed
         self.store_offered()
-        return list(transfer.waiting.values())
-
-    def leave(self, sequence: Sequence) -> None:
-        for transfer in self._under_way.values():
-            transfer.waiting.pop(sequence.key, None)
 
     def forget(self) -> int:
         """Only while nothing moves. Returns how many blocks that were."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
-
-from quire.services.scheduler.core.sequences.sequence import Sequence
+from dataclasses import dataclass
 
 # Of a sequence for blocks of one tier: whoever loses them again before it comes in computes them.
 MOST_WAITS = 2
@@ -31,14 +28,3 @@ class DiskOrder:
     places: list[int]  # in host memory
     disk_places: list[int]  # same order
     hashes: list[bytes]  # names of what they hold (shared/kv/block_hash.py)
-
-
-Order = TypeVar("Order", TransferOrder, DiskOrder)
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay(Generic[Order]):
-    """Until the worker has told that it is done."""
-
-    order: Order
-    waiting: dict[int, Sequence] = field(default_factory=dict)  # by key: blocked until then

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 import pytest
 
 from quire.services.frontend.input_processor import prompt_limits
@@ -26,8 +29,19 @@ def request(max_tokens: int | None = None, **fields: object) -> Request:
 )
 def test_refused_prompts(ids: list[int], text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
-        prompt_limits.check_prompt(ids, max_model_len=10, vocab_size=50)
+        prompt_limits.column(ids, max_model_len=10, vocab_size=50)
     assert text in refusal.value.message
+
+
+@pytest.mark.parametrize("ids", [[7, 0, 49], array("I", [7, 0, 49]), array("q", [7, 0, 49])])
+def test_ids_become_one_column_however_they_were_sent(ids: Sequence[int]) -> None:
+    assert prompt_limits.column(ids, max_model_len=10, vocab_size=50) == array("i", [7, 0, 49]).tobytes()
+
+
+@pytest.mark.parametrize("wrong", [2**31, 2**32 + 7, 2**63, 2**70, -(2**40)])
+def test_an_id_that_fits_no_column_is_out_of_vocabulary(wrong: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"Token id {wrong} is out of vocabulary"):
+        prompt_limits.column([1, wrong], max_model_len=10, vocab_size=50)
 
 
 def test_output_length_is_asked_recommended_default_or_what_fits() -> None:

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from quire.services.frontend.input_processor.pooling.sentence_texts import ReadingModel, SentenceTexts
-from quire.services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
+from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.request.request import (
     PairPrompt,
     Pooling,

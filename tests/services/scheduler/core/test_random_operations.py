@@ -148,7 +148,7 @@ class Cluster:
 
     def transfer(self) -> bool:
         """The oldest one is done, or was not possible: any time after it was ordered, but in this order."""
-        for order in self.core.transfers.take_orders() if self.core.transfers is not None else ():
+        for order in self.core.host_blocks.take_orders() if self.core.host_blocks is not None else ():
             if isinstance(order, DiskOrder):
                 self.on_disk.append(order)
             else:
@@ -216,14 +216,14 @@ class Cluster:
                 kin = {core.state.searches.root_of(s.key) or s.family for s in owning}
                 assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
         assert core.kv.num_unowned() == 0
-        parked = core.state.siblings.parked()
-        assert len(parked) == core.state.siblings.num_parked
-        if core.transfers is not None:
-            tier = core.transfers.tier
-            tiers = [tier] if core.transfers.disk is None else [tier, core.transfers.disk.tier]
+        parked = core.siblings.blocked()
+        assert len(parked) == core.siblings.num_blocked
+        if core.host_blocks is not None:
+            tier = core.host_blocks.tier
+            tiers = [tier] if core.host_blocks.disk is None else [tier, core.host_blocks.disk.tier]
             for tier in tiers:
                 assert tier.num_free + tier.num_storing + tier.num_held == tier.num_places
-            parked += core.transfers.blocked()
+            parked += core.host_blocks.blocked()
         assert core.num_waiting == len(core.waiting) + len(parked)
         waiting = {sequence.key for sequence in [*core.waiting, *parked]}
         tokens_waiting = sum(sequence.num_queued_tokens for sequence in [*core.waiting, *parked])
@@ -398,8 +398,8 @@ def test_random_operations_with_host_memory_match_the_oracle(
     counts = cluster.core.counts
     assert counts.stored_blocks > 0
     assert counts.failed_transfers > 0
-    assert cluster.core.transfers is not None
-    assert cluster.core.transfers.num_under_way == 0
+    assert cluster.core.host_blocks is not None
+    assert cluster.core.host_blocks.num_under_way == 0
     if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
         assert counts.fetched_blocks > 20, "more than the device holds"
 
@@ -417,8 +417,8 @@ def test_random_operations_with_a_disk_match_the_oracle(
     if CASES[case]["block_size"] == 4 and threshold == 0:
         assert counts.disk_fetched_blocks > 5, "more than host memory holds"
         assert counts.disk_lost_blocks > 0
-    assert cluster.core.transfers is not None
-    assert cluster.core.transfers.num_under_way == 0
+    assert cluster.core.host_blocks is not None
+    assert cluster.core.host_blocks.num_under_way == 0
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -432,8 +432,8 @@ def test_random_operations_with_groups_below_the_device_match_the_oracle(
     cluster = operate_at_random(case, 2, True, "fair", drafts, specs=[*GROUPS, *STATES][specs], tiers=tiers)
     counts = cluster.core.counts
     assert counts.stored_blocks > 0
-    assert cluster.core.transfers is not None
-    assert cluster.core.transfers.num_under_way == 0
+    assert cluster.core.host_blocks is not None
+    assert cluster.core.host_blocks.num_under_way == 0
     if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
         assert counts.fetched_blocks > 5, "more than the device holds"
     if num_disk_blocks and CASES[case]["block_size"] == 4:

@@ -80,7 +80,7 @@ class Neighbour:
 
     def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> Borrowed | None:
         lender = self._cluster.other(self._borrower)
-        lent = lender.core.fetches
+        lent = lender.core.peer_blocks
         count = 0 if lent is None else lent.num_found(hashes, start, most)
         if lent is None or count < LEAST_BLOCKS:
             return None
@@ -108,8 +108,8 @@ class TwoWorkers:
         self._num_attached += 1
         worker = Worker(self.limits, self._seed + self._num_attached)
         self.counts.append(worker.core.counts)
-        if worker.core.fetches is not None:
-            worker.core.fetches.neighbours = Neighbour(self, worker)
+        if worker.core.peer_blocks is not None:
+            worker.core.peer_blocks.neighbours = Neighbour(self, worker)
         return worker
 
     def other(self, worker: Worker) -> Worker:
@@ -202,7 +202,7 @@ class TwoWorkers:
         able = [s for s in running if can_be_handed_over(s) and source.core.running.has_progressed(s)]
         if able:
             sequence = self.random.choice(able)
-            source.core.part_with(sequence)
+            source.core.migrate_out(sequence)
             self.other(source).core.add(sequence)
 
     def give_back(self) -> None:
@@ -217,10 +217,10 @@ class TwoWorkers:
         loss = Loss("w", self._num_attached) if self.random.random() < 0.5 else None
         moved = gone.core.evacuate(loss)
         left = self.other(gone)
-        if gone.core.fetches is not None and left.core.fetches is not None:
-            for order in gone.core.fetches.orders_under_way():
+        if gone.core.peer_blocks is not None and left.core.peer_blocks is not None:
+            for order in gone.core.peer_blocks.orders_under_way():
                 order.borrowed.give_back()
-            left.core.state.unblock(left.core.fetches.give_up(gone))
+            left.core.resume(left.core.peer_blocks.give_up(gone))
         self.workers[self.workers.index(gone)] = self._attach()
         for sequence in moved:
             self._any().core.add(sequence)
@@ -229,7 +229,7 @@ class TwoWorkers:
         """A worker's caches are emptied, if nothing is under way there."""
         worker = self._any()
         core = worker.core
-        moving = sum(moves.num_under_way for moves in (core.transfers, core.fetches) if moves is not None)
+        moving = sum(moves.num_under_way for moves in (core.host_blocks, core.peer_blocks) if moves is not None)
         if not core.flights and not moving and core.reset_prefix_cache(preempt_running=True) is not None:
             worker.vectors.clear()
 
@@ -304,7 +304,7 @@ class TwoWorkers:
     def transfer(self, worker: Worker | None = None) -> bool:
         """Blocks move between the device, host memory and disk, or could not be moved."""
         worker = worker or self._any()
-        for order in worker.core.transfers.take_orders() if worker.core.transfers is not None else ():
+        for order in worker.core.host_blocks.take_orders() if worker.core.host_blocks is not None else ():
             self.sent.update(encode_transfer(order).SerializeToString(deterministic=True))
             if isinstance(order, DiskOrder):
                 worker.on_disk.append(order)
@@ -327,7 +327,7 @@ class TwoWorkers:
     def fetch(self, worker: Worker | None = None) -> bool:
         """Blocks come from the other worker, or could not be fetched."""
         worker = worker or self._any()
-        for order in worker.core.fetches.take_orders() if worker.core.fetches is not None else ():
+        for order in worker.core.peer_blocks.take_orders() if worker.core.peer_blocks is not None else ():
             self.sent.update(repr((order.fetch_id, order.borrowed.loan, order.blocks, order.hashes)).encode())
             worker.fetches.append(order)
         if not worker.fetches:
@@ -344,8 +344,8 @@ class TwoWorkers:
     def look(self) -> None:
         """Sequences that have waited long for the other worker's blocks compute them."""
         core = self._any().core
-        if core.fetches is not None:
-            core.state.unblock(core.fetches.look(3))
+        if core.peer_blocks is not None:
+            core.resume(core.peer_blocks.look(3))
 
     # What is checked.
 
@@ -374,6 +374,8 @@ class TwoWorkers:
             core, use = worker.core, worker.core.use
             assert use.free + use.cached + use.used == use.total == self.limits.num_blocks - 1
             assert core.kv.num_unowned() == 0
+            for prerequisite in core.state.queue.prerequisites:
+                prerequisite.check_invariant()
             sequences = list(core.state.sequences.values())
             without_slot = [s for s in sequences if s.status is not SequenceStatus.RUNNING]
             assert core.num_waiting == len(without_slot)

@@ -51,6 +51,44 @@ async def test_its_fields_act(talking_model: Path, path: str, body: dict[str, An
     assert not prompt_text(talking_model, prompt_of(script.submissions[1])).endswith(OPEN)
 
 
+@pytest.mark.parametrize(
+    ("inner", "field"),
+    [
+        ({"top_k": "x"}, "top_k"),
+        ({"temperature": []}, "temperature"),
+        ({"stop": {}}, "stop"),
+        ({"model": {}}, "model"),
+        ({"stream_options": {"include_usage": []}}, "stream_options.include_usage"),
+    ],
+)
+async def test_an_error_in_it_names_the_field(talking_model: Path, inner: dict[str, Any], field: str) -> None:
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        sent = {"messages": ASK, "extra_body": {"model": "talking", **inner}}
+        wrong = await frontend.http.post("/v1/chat/completions", json=sent)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, field)
+    assert wrong.json()["error"]["message"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": ASK}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": ASK}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "x"}, "max_tokens"),
+        ("/v1/responses", {"input": "x"}, "max_output_tokens"),
+    ],
+)
+async def test_no_limit_is_said_by_leaving_it_out(
+    talking_model: Path, path: str, body: dict[str, Any], field: str
+) -> None:
+    """lmstudio, llama.cpp and Ollama: -1 stands for no limit."""
+    async with talking(talking_model, "ok") as (frontend, _, _script):
+        wrong = await frontend.http.post(path, json={"model": "talking", **body, field: -1})
+    told = f"{field} must be at least 1, got -1; leave it out for as many as fit in the context."
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, field)
+    assert wrong.json()["error"]["message"] == told
+
+
 def test_fields_inside_count_before_those_outside() -> None:
     assert opened({"a": 1, "extra_body": {"a": 2, "b": 3}}) == {"a": 2, "b": 3}
     assert opened({"extra_body": {"extra_body": {"a": 1}}}) == {"extra_body": {"a": 1}}

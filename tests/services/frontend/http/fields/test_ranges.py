@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quire.services.frontend.http.fields import ranges
-from quire.services.frontend.input_processor.sampling.sampling_rules import MAX_REPETITION_PENALTY, MAX_TOP_K
+from quire.services.frontend.request.plain_parameters import MAX_REPETITION_PENALTY, MAX_TOP_K
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.talking import WEATHER, talking_folder

@@ -115,10 +115,10 @@ def test_what_beam_search_does_not_go_with(asked: dict[str, Any]) -> None:
 
 
 def test_a_models_taste_in_sampling_does_not_bind_beam_search() -> None:
-    defaults = GenerationDefaults(repetition_penalty=1.1, temperature=0.6)
+    defaults = GenerationDefaults({"repetition_penalty": 1.1, "temperature": 0.6})
     built = sampling_rules.build({"beam_search": BeamSearch(2), "n": 2, "stop": [], "temperature": 0.0}, defaults)
     sampling_rules.check(built)
-    assert built.repetition_penalty == 1.0
+    assert built.value("repetition_penalty") == 1.0
 
 
 @pytest.mark.parametrize("penalty", [-1e300, -32.5, 33.0, float("inf"), float("nan")])
@@ -205,16 +205,16 @@ def test_only_logits_processors_that_all_workers_have_can_be_named() -> None:
 
 
 def test_request_beats_the_model_beats_the_protocol() -> None:
-    defaults = GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=99)
+    defaults = GenerationDefaults({"temperature": 0.6, "top_k": 20}, max_new_tokens=99)
     built = sampling_rules.build({"temperature": 0.1, "top_p": None}, defaults)
-    assert (built.temperature, built.top_k, built.top_p, built.max_tokens) == (0.1, 20, 1.0, None)
+    assert (built.temperature, built.value("top_k"), built.value("top_p"), built.max_tokens) == (0.1, 20, 1.0, None)
 
 
 def test_equal_meanings_get_one_spelling() -> None:
     greedy = sampling_rules.settle(sampling_rules.build({"temperature": 1e-6, "top_p": 0.5, "top_k": 7}, NO_DEFAULTS))
-    assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, 0)
+    assert (greedy.temperature, greedy.value("top_p"), greedy.value("top_k")) == (0.0, 1.0, 0)
     cold = sampling_rules.settle(sampling_rules.build({"temperature": 0.001, "top_k": -1, "seed": -1}, NO_DEFAULTS))
-    assert (cold.temperature, cold.top_k, cold.seed) == (0.01, 0, None)
+    assert (cold.temperature, cold.value("top_k"), cold.seed) == (0.01, 0, None)
     biased = {"logit_bias": {1: 500.0, 2: -500.0}, "stop_token_ids": [3, 3, 1]}
     bounded = sampling_rules.settle(sampling_rules.build(biased, NO_DEFAULTS))
     assert dict(bounded.logit_bias) == {1: 100.0, 2: -100.0}
@@ -279,8 +279,8 @@ def test_recommendations_are_read_as_transformers_reads_them(tmp_path: Path) -> 
     tokenizer = Tokenizer(write_folder(tmp_path, generation_config=sent), threads=1)
     InputProcessor(tokenizer, vocab_size=1000, max_samples=10)
     built = sampling_rules.build({}, tokenizer.defaults)
-    assert (built.top_p, built.top_k, built.temperature) == (1e-6, 20, 1.0)
-    assert sampling_rules.build({"top_p": 0.5}, tokenizer.defaults).top_p == 0.5
+    assert (built.value("top_p"), built.value("top_k"), built.temperature) == (1e-6, 20, 1.0)
+    assert sampling_rules.build({"top_p": 0.5}, tokenizer.defaults).value("top_p") == 0.5
 
 
 def test_a_plain_parameter_is_refused_by_name_and_beside_beams() -> None:

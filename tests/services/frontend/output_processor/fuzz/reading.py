@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken
 
-from quire.services.frontend.input_processor.processor import PreparedPrompt
+from quire.services.frontend.input_processor.prepared import PreparedPrompt
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import CallPiece, Part, add_part
 from quire.services.frontend.output_processor.parsing import registry

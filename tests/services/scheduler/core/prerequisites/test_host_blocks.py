@@ -55,8 +55,8 @@ class Machine:
 
     def orders(self) -> list[TransferOrder]:
         """Those of the disk wait."""
-        assert self.core.transfers is not None
-        orders = self.core.transfers.take_orders()
+        assert self.core.host_blocks is not None
+        orders = self.core.host_blocks.take_orders()
         self.on_disk += [order for order in orders if isinstance(order, DiskOrder)]
         return [order for order in orders if isinstance(order, TransferOrder)]
 
@@ -107,7 +107,7 @@ def full() -> Machine:
 
 
 def test_without_host_memory_there_is_nothing_of_it() -> None:
-    assert Machine(num_host_blocks=0).core.transfers is None
+    assert Machine(num_host_blocks=0).core.host_blocks is None
 
 
 def test_what_a_step_fills_is_stored_once(full: Machine) -> None:
@@ -326,7 +326,7 @@ def test_what_the_device_still_has_stays_below_as_well() -> None:
     machine = Machine(num_blocks=40, num_host_blocks=20)
     for number in (0, 1, 0, 2):
         machine.run(prompt(number))
-    tier = machine.core.transfers.tier if machine.core.transfers is not None else None
+    tier = machine.core.host_blocks.tier if machine.core.host_blocks is not None else None
     assert tier is not None
     kept = [all(map(tier.holds, make_sequence(900, prompt(n), 2, SIZE).block_hashes)) for n in range(3)]
     assert kept == [True, False, True]

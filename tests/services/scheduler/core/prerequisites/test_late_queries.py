@@ -162,7 +162,7 @@ def test_what_is_wanted_longest_ago_goes_first_and_what_is_needed_never() -> Non
         read(core, key, query(word))
         worker.run()
     assert worker.computed == [query(word).name for word in (1, 2, 3, 2)]
-    assert core.state.queries.num_vectors == 20
+    assert core.queries.num_vectors == 20
 
 
 def test_queries_for_which_there_is_no_place_wait_in_order() -> None:
@@ -181,9 +181,9 @@ def test_a_query_goes_when_nobody_waits_for_it_any_more() -> None:
     worker = Held(core)
     worker.launch()  # a chunk of the first
     core.cancel(0)
-    assert len(core.state.queries) == 1
+    assert len(core.queries) == 1
     core.cancel(1)
-    assert not core.state.queries
+    assert not core.queries
     assert not core.has_work
     worker.finish()
     assert [end.reason for end in core.take_events().finished] == []
@@ -324,6 +324,26 @@ def test_random_operations_leave_nothing_behind(make: type[Core], policy: str) -
         worker.launch()
         finish()
     assert ended == set(range(400))
-    assert (core.num_waiting_tokens, core.num_waiting, core.state.queries.num_blocked) == (0, 0, 0)
+    assert (core.num_waiting_tokens, core.num_waiting, core.queries.num_blocked) == (0, 0, 0)
     assert core.kv.idle
-    assert core.state.queries.num_vectors <= 60
+    assert core.queries.num_vectors <= 60
+
+
+@pytest.mark.parametrize("way", ["cancelled", "failed", "cancelled when it is there"])
+def test_a_query_that_waits_for_a_place_gets_that_of_one_that_is_not_wanted_any_more(way: str) -> None:
+    core = decoder(num_query_vectors=12)
+    first, second = query(1, 10), query(2, 10)
+    read(core, 1, first)
+    read(core, 2, second)
+    plan = core.schedule(0)
+    assert plan is not None
+    assert [admission.sequence.is_query for admission in plan.admitted] == [True, False]
+    if way == "cancelled":
+        core.cancel(1)
+    failures = [(0, Failure("INTERNAL", "NaN"))] if way == "failed" else []
+    core.apply(StepResult(plan.step_id, NO_TOKENS, failures=failures, pooled={0: SCORE, 1: SCORE}), 0)
+    if way == "cancelled when it is there":
+        core.cancel(1)
+    later = core.schedule(1)
+    assert later is not None, "the second query is computed"
+    assert [admission.sequence.query for admission in later.admitted if admission.sequence.is_query] == [second]

@@ -1,0 +1,35 @@
+"""Prompts to token ids, within the bounds of the model's context."""
+
+from __future__ import annotations
+
+from quire.services.frontend.bounds import prompts
+from quire.services.frontend.bounds.room import Room
+from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
+from quire.services.frontend.tokenizer.encoder import Tokenized
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+
+
+class PromptTokens:
+    """Reads prompts of every kind with the model's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def read(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> Tokenized:
+        """`enough`: ids of a long text need not go on once there are more than so many. Ids that were sent are neither
+        checked nor copied."""
+        self.check_characters(prompt, max_model_len)
+        match prompt:
+            case TokenPrompt(token_ids):
+                return Tokenized(token_ids)
+            case PairPrompt(first, second):
+                return await self._tokenizer.encode_pair(first, second, enough)
+            case TextPrompt(text, framed):
+                return Tokenized(await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough))
+            case ChatPrompt():
+                return Tokenized(await self._tokenizer.encode_chat(prompt, enough))
+
+    def check_characters(self, prompt: Prompt, max_model_len: int) -> None:
+        """Raises InvalidArgument for a text that cannot fit. `max_model_len`: 0 while no worker has said it."""
+        if not isinstance(prompt, TokenPrompt):
+            prompts.check_characters(prompt, Room(max_model_len, self._tokenizer.longest_token))

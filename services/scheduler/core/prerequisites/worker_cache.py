@@ -1,0 +1,180 @@
+"""Entries that a worker prepares once and keeps for all sequences that refer to them: grammars, vectors of queries."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.services.scheduler.core.prerequisites.blocked import BlockedSequences
+from quire.services.scheduler.core.sequences.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Budgets in the unit that entries are measured in. None: no such limit."""
+
+    max_idle: int  # entries without users that are kept
+    max_idle_size: int | None = None  # of these together
+    capacity: int | None = None  # of all entries that have a place
+
+
+@dataclass(slots=True)
+class CacheEntry:
+    """One entry, from when a sequence asks for it until it is evicted or fails."""
+
+    entry_id: bytes
+    size: int
+    users: dict[int, Sequence] = field(default_factory=dict)  # sequences that refer to it, by key
+    has_place: bool = False  # its size counts, and the worker was told to prepare it
+    is_ready: bool = False
+
+
+class WorkerCache:
+    """Reference counts, budgets, and least-recently-used eviction of entries without users.
+
+    A new entry gets a place as soon as there is one; entries that lack one get theirs in order of arrival. An entry in
+    use is never evicted.
+    """
+
+    def __init__(
+        self,
+        limits: CacheLimits,
+        blocked: BlockedSequences,
+        *,
+        prepare: Callable[[CacheEntry], None],
+        evict: Callable[[bytes], None],
+    ) -> None:
+        """`prepare` is called when an entry has got its place, `evict` when one without users loses it; the worker has
+        to be told of both in this order."""
+        self._limits, self._blocked = limits, blocked
+        self._prepare, self._evict = prepare, evict
+        self._entries: dict[bytes, CacheEntry] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # without users, the longest idle first
+        self._idle_size = 0
+        self._unplaced: dict[bytes, None] = {}  # in order of arrival
+        self.size = 0  # of the entries that have a place
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, entry_id: bytes) -> bool:
+        return entry_id in self._entries
+
+    @property
+    def num_users(self) -> int:
+        """References of sequences to entries."""
+        return sum(len(entry.users) for entry in self._entries.values())
+
+    def is_prepared(self, entry_id: bytes) -> bool:
+        """Returns whether an entry is there and ready."""
+        entry = self._entries.get(entry_id)
+        return entry is not None and entry.is_ready
+
+    def join(self, entry_id: bytes, size: int, sequence: Sequence) -> bool:
+        """Adds a reference; returns whether the entry is ready. If not, `sequence` is blocked until ready() or remove()
+        names the entry."""
+        entry = self._entries.get(entry_id)
+        if entry is None:
+            entry = self._entries[entry_id] = CacheEntry(entry_id, size)
+            self._unplaced[entry_id] = None
+        elif entry_id in self._idle:
+            self._leave_idle(entry)
+        entry.users[sequence.key] = sequence
+        if not entry.is_ready:
+            self._blocked.add(entry_id, sequence)
+        if self._unplaced:
+            self._give_places()
+        return entry.is_ready
+
+    def leave(self, entry_id: bytes, sequence: Sequence) -> CacheEntry | None:
+        """Removes a reference, if there is one. Returns the entry if that was the last one and it is not ready yet."""
+        entry = self._entries.get(entry_id)
+        if entry is None or entry.users.pop(sequence.key, None) is None:
+            return None
+        self._blocked.remove(sequence)
+        if entry.users:
+            return None
+        if not entry.is_ready:
+            return entry
+        self._become_idle(entry)
+        return None
+
+    def ready(self, entry_id: bytes) -> list[Sequence]:
+        """Notes that the entry can be used; returns the sequences that were blocked."""
+        entry = self._entries[entry_id]
+        is_new, entry.is_ready = not entry.is_ready, True
+        freed = self._blocked.free(entry_id)
+        if is_new and not entry.users:
+            self._become_idle(entry)
+        return freed
+
+    def remove(self, entry_id: bytes) -> list[Sequence]:
+        """Removes an entry that failed or is not wanted any more; returns its users."""
+        users = list(self._forget(entry_id).users.values())
+        self._blocked.free(entry_id)
+        self._give_places()
+        return users
+
+    def reset(self) -> list[CacheEntry]:
+        """Forgets everything that is ready. Returns those entries that are still in use: they have to be prepared
+        again, and block their users until then."""
+        for entry_id in list(self._idle):
+            self._forget(entry_id)
+        lost = [entry for entry in self._entries.values() if entry.is_ready]
+        for entry in lost:
+            entry.is_ready = False
+            for sequence in entry.users.values():
+                self._blocked.add(entry.entry_id, sequence)
+        return lost
+
+    def check_invariant(self) -> None:
+        """Raises AssertionError if sizes, places and references do not add up."""
+        placed = [entry for entry in self._entries.values() if entry.has_place]
+        capacity = self._limits.capacity
+        assert self.size == sum(entry.size for entry in placed), "sizes of entries with a place add up"
+        assert capacity is None or self.size <= capacity, "entries fit"
+        assert self._unplaced.keys() == self._entries.keys() - {entry.entry_id for entry in placed}
+        idle = {entry_id for entry_id, entry in self._entries.items() if entry.is_ready and not entry.users}
+        assert idle == set(self._idle), "entries without users are idle"
+        assert self._idle_size == sum(self._entries[entry_id].size for entry_id in idle)
+
+    def _give_places(self) -> None:
+        """Gives places in order of arrival, evicting idle entries where needed; no entry overtakes another."""
+        capacity = self._limits.capacity
+        for entry_id in list(self._unplaced):
+            entry = self._entries[entry_id]
+            while capacity is not None and self.size + entry.size > capacity and self._idle:
+                self._evict_oldest()
+            if capacity is not None and self.size + entry.size > capacity:
+                return
+            self._prepare(entry)  # first: if it raises, the entry has no place
+            del self._unplaced[entry_id]
+            self.size += entry.size
+            entry.has_place = True
+
+    def _become_idle(self, entry: CacheEntry) -> None:
+        self._idle[entry.entry_id] = None
+        self._idle_size += entry.size
+        most = self._limits.max_idle_size
+        while len(self._idle) > self._limits.max_idle or (most is not None and self._idle_size > most):
+            self._evict_oldest()
+        self._give_places()
+
+    def _leave_idle(self, entry: CacheEntry) -> None:
+        del self._idle[entry.entry_id]
+        self._idle_size -= entry.size
+
+    def _evict_oldest(self) -> None:
+        entry_id = next(iter(self._idle))
+        self._forget(entry_id)
+        self._evict(entry_id)
+
+    def _forget(self, entry_id: bytes) -> CacheEntry:
+        entry = self._entries.pop(entry_id)
+        self._unplaced.pop(entry_id, None)
+        if entry_id in self._idle:
+            self._leave_idle(entry)
+        if entry.has_place:
+            self.size -= entry.size
+        return entry

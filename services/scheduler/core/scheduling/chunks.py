@@ -1,0 +1,14 @@
+"""Chunks of prompts."""
+
+from __future__ import annotations
+
+from quire.services.scheduler.core.state import CoreState
+from quire.services.scheduler.core.step.plan_builder import PlanBuilder
+
+
+def chunk_size(state: CoreState, builder: PlanBuilder, num_remaining: int) -> int:
+    """Takes tokens of a prompt from the step's budget; returns how many are computed now."""
+    threshold = state.limits.long_prefill_token_threshold
+    alone = len(state.sequences) == 1
+    at_most = num_remaining if threshold == 0 or alone or state.limits.whole_prompts else threshold
+    return builder.budget.try_add(num_remaining, at_most)
