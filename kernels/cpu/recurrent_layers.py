@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from quire.kernels import reference
@@ -71,43 +73,10 @@ def gated_delta_rule(
         return reference.gated_delta_rule(
             qkv, strength, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size
         )
-    shape = pages.shape
-    assert strength.dtype is step.dtype is qkv.dtype
-    assert rate.dtype is step_bias.dtype is torch.float32
-    assert qkv.stride(1) == strength.stride(1) == step.stride(1) == 1
-    assert dense(rate, step_bias)
-    assert pages.first.stride(0) == pages.second.stride(0)
-    _check(pages, block_tables, query_start, seq_lens)
-    keys = (qkv.size(1) - shape.num_heads * shape.value_dim) // 2
-    out = calls.empty(qkv.size(0), shape.num_heads, shape.value_dim, dtype=qkv.dtype)
-    calls.gated_delta_rule(
-        code,
-        block_tables.size(0),
-        shape.num_heads,
-        keys // shape.key_dim,
-        shape.key_dim,
-        shape.value_dim,
-        shape.num_first,
-        shape.num_inputs,
-        qkv.stride(0),
-        strength.stride(0),
-        step.stride(0),
-        pages.first.stride(0),
-        block_tables.stride(0),
-        block_size,
-        qkv.data_ptr(),
-        strength.data_ptr(),
-        step.data_ptr(),
-        rate.data_ptr(),
-        step_bias.data_ptr(),
-        pages.first.data_ptr(),
-        pages.second.data_ptr(),
-        block_tables.data_ptr(),
-        None if query_start is None else query_start.data_ptr(),
-        seq_lens.data_ptr(),
-        out.data_ptr(),
-    )
-    return out
+    return _scan(
+        calls.gated_delta_rule, code, (qkv, strength, step), (rate, step_bias), pages, block_tables, query_start,
+        seq_lens, block_size,
+    )  # fmt: skip
 
 
 def state_space_scan(
@@ -126,16 +95,34 @@ def state_space_scan(
         return reference.state_space_scan(
             qkv, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size
         )
-    shape = pages.shape
-    assert step.dtype is qkv.dtype
-    assert rate.dtype is step_bias.dtype is torch.float32
-    assert qkv.stride(1) == step.stride(1) == 1
-    assert dense(rate, step_bias)
+    return _scan(
+        calls.state_space_scan, code, (qkv, step), (rate, step_bias), pages, block_tables, query_start, seq_lens,
+        block_size,
+    )  # fmt: skip
+
+
+def _scan(
+    call: Callable[..., None],
+    code: int,
+    by_token: Sequence[Tensor],
+    by_head: Sequence[Tensor],
+    pages: StatePages,
+    block_tables: Tensor,
+    query_start: Tensor | None,
+    seq_lens: Tensor,
+    block_size: int,
+) -> Tensor:
+    """Calls the library's scan over states. `by_token`: qkv and what else tokens have, as the library takes it;
+    `by_head`: rates and biases of steps, float32."""
+    qkv, shape = by_token[0], pages.shape
+    assert all(tensor.dtype is qkv.dtype and tensor.stride(1) == 1 for tensor in by_token)
+    assert all(tensor.dtype is torch.float32 for tensor in by_head)
+    assert dense(*by_head)
     assert pages.first.stride(0) == pages.second.stride(0)
     _check(pages, block_tables, query_start, seq_lens)
     keys = (qkv.size(1) - shape.num_heads * shape.value_dim) // 2
     out = calls.empty(qkv.size(0), shape.num_heads, shape.value_dim, dtype=qkv.dtype)
-    calls.state_space_scan(
+    call(
         code,
         block_tables.size(0),
         shape.num_heads,
@@ -144,15 +131,11 @@ def state_space_scan(
         shape.value_dim,
         shape.num_first,
         shape.num_inputs,
-        qkv.stride(0),
-        step.stride(0),
+        *(tensor.stride(0) for tensor in by_token),
         pages.first.stride(0),
         block_tables.stride(0),
         block_size,
-        qkv.data_ptr(),
-        step.data_ptr(),
-        rate.data_ptr(),
-        step_bias.data_ptr(),
+        *(tensor.data_ptr() for tensor in (*by_token, *by_head)),
         pages.first.data_ptr(),
         pages.second.data_ptr(),
         block_tables.data_ptr(),

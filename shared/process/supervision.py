@@ -90,19 +90,19 @@ class Tasks:
     closer; a cancellation that nobody asked for is an error there."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self.running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def start(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name=name)
-        self._running.add(task)
+        self.running.add(task)
         task.add_done_callback(self._on_end)
         return task
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        self.running.discard(task)
         if task.cancelled():
             if not task.cancelling():
                 log.error("a task was cancelled, and nobody asked for that", task=task.get_name())
@@ -111,7 +111,7 @@ class Tasks:
 
     async def close(self) -> None:
         """Returns when all have ended."""
-        tasks = list(self._running)
+        tasks = list(self.running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -100,7 +100,7 @@ class Pair:
         self.answers: list[Answer] = []
         self.num_steps = 0
         self.plan_bytes: list[int] = []
-        self._results: deque[pb.StepResult] = deque()
+        self.results: deque[pb.StepResult] = deque()
         self._moves: deque[tuple[int, list[int]]] = deque()  # done and not told: transfers, and blocks that were lost
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
@@ -177,7 +177,7 @@ class Pair:
         wire = encode_plan(plan, epoch=1).plan
         self.plan_bytes.append(wire.ByteSize())
         with torch.inference_mode():
-            self._results.append(self.execute(wire))
+            self.results.append(self.execute(wire))
         self._begin_moves()
         return True
 
@@ -191,7 +191,7 @@ class Pair:
         self.replica.transfers.move(order).wait()
 
     def result(self) -> None:
-        self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
+        self.core.apply(decode_result(self.results.popleft()), float(self.num_steps))
         self._end_moves()
         self._collect()
 
@@ -217,7 +217,7 @@ class Pair:
 
     def run(self) -> None:
         """Until everybody is done."""
-        while self.core.has_work or self._results:
+        while self.core.has_work or self.results:
             self.turn()
         self._begin_moves()
         self._end_moves()
@@ -226,7 +226,7 @@ class Pair:
         """As many steps as there can be, and what comes of the oldest, or of transfers that somebody waits for."""
         while self.plan():
             pass
-        if self._results:
+        if self.results:
             self.result()
             return
         self._begin_moves()
@@ -239,7 +239,7 @@ class Pair:
             live = np.flatnonzero(self.core.running.live)
             if turn % 5 == 2 and len(live):
                 self.core.preempt(int(live[turn % len(live)]))
-            if self.core.has_work or self._results:
+            if self.core.has_work or self.results:
                 self.turn()
 
     def _collect(self) -> None:

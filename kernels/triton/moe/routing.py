@@ -110,6 +110,29 @@ def take_top(choice, scores, at, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, R
     return ids, weights
 
 
+@triton.jit
+def choose(
+    logits,
+    bias_ptr,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_WIDTH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """take_top() of float32 logits [rows, WIDTH]."""
+    at = tl.arange(0, WIDTH)
+    scores = scores_of(logits, (at < EXPERTS)[None, :], SIGMOID)
+    choice = choice_of(scores, bias_ptr, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
+    return take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _route(
     logits_ptr,
@@ -136,9 +159,10 @@ def _route(
     has_row, inside = (row < num_rows)[:, None], (at < EXPERTS)[None, :]
     source = logits_ptr + row.to(tl.int64)[:, None] * EXPERTS + at[None, :]
     logits = tl.load(source, mask=has_row & inside, other=0.0).to(tl.float32)
-    scores = scores_of(logits, inside, SIGMOID)
-    choice = choice_of(scores, bias_ptr, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
-    ids, weights = take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
+    ids, weights = choose(
+        logits, bias_ptr, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
+        GROUP_WIDTH, LEAST,
+    )  # fmt: skip
     to = row.to(tl.int64)[:, None] * TOP_K + place[None, :]
     kept = has_row & (place < TOP_K)[None, :]
     tl.store(ids_ptr + to, ids, mask=kept)

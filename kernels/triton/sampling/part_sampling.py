@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats, ints, longs
-from quire.kernels.triton.sampling.filtered_sampling import nan_as_inf
-from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
-from quire.kernels.triton.sampling.sampling import TUNING
+from quire.kernels.triton.sampling.sampling import TUNING, BestOfParts, load_best, store_best, unless_lost
 
 FIELDS = 3
 
@@ -32,37 +30,19 @@ def _best_of_block(
     first,
     BLOCK: tl.constexpr,
 ):
-    """The best noisy score of a block and its token's id, and the block's largest logit, +inf for NaN."""
-    block, row = tl.program_id(0), tl.program_id(1)
-    places = block * BLOCK + tl.arange(0, BLOCK)
-    source = logits_ptr + row.to(tl.int64) * row_stride + places
-    logits = tl.load(source, mask=places < size, other=float("-inf")).to(tl.float32)
-    at = row * tl.num_programs(0) + block
-    tl.store(tops_ptr + at, tl.max(nan_as_inf(logits), 0))
-    scores = logits
-    if temperature_ptr is not None:
-        temperature = tl.load(temperature_ptr + row)
-        if temperature > 0.0:
-            key0, key1 = row_keys(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-            scores = logits / temperature + gumbel_noise(key0, key1, first + places)
-    score, index = tl.max(scores, 0, return_indices=True)
-    tl.store(scores_ptr + at, score)
-    tl.store(tokens_ptr + at, first + block * BLOCK + index)
+    store_best(
+        logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, size, row_stride,
+        first, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit
 def _best_of_blocks(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_blocks, BLOCKS: tl.constexpr, FIELDS: tl.constexpr):
     """Of a row: bits of the score, token id, bits of the largest logit. Of equal scores the first block's is taken."""
-    row = tl.program_id(0)
-    block = tl.arange(0, BLOCKS)
-    inside = block < num_blocks
-    at = row * num_blocks + block
-    scores = tl.load(scores_ptr + at, mask=inside, other=float("-inf"))
-    top = tl.max(tl.load(tops_ptr + at, mask=inside, other=float("-inf")), 0)
-    score, best = tl.max(scores, 0, return_indices=True)
-    out = out_ptr + row * FIELDS
+    score, token, top = load_best(scores_ptr, tokens_ptr, tops_ptr, num_blocks, BLOCKS)
+    out = out_ptr + tl.program_id(0) * FIELDS
     tl.store(out, score.to(tl.int32, bitcast=True))
-    tl.store(out + 1, tl.load(tokens_ptr + row * num_blocks + best))
+    tl.store(out + 1, token)
     tl.store(out + 2, top.to(tl.int32, bitcast=True))
 
 
@@ -78,8 +58,7 @@ def _best_of_parts(found_ptr, out_ptr, num_rows, num_parts, PARTS: tl.constexpr,
     _, best = tl.max(tl.where(inside, scores, float("-inf")), 0, return_indices=True)
     top = tl.max(tl.where(inside, tops, float("-inf")), 0)
     token = tl.load(found_ptr + (best * num_rows + row) * FIELDS + 1)
-    lost = (top == float("inf")) | (top == float("-inf"))
-    tl.store(out_ptr + row, tl.where(lost, -1, token))
+    tl.store(out_ptr + row, unless_lost(token, top))
 
 
 def best_of_part(
@@ -91,29 +70,23 @@ def best_of_part(
 ) -> torch.Tensor:
     assert logits.stride(1) == 1
     rows, size = logits.shape
-    tuning = TUNING.here
-    num_blocks = triton.cdiv(size, tuning.part)
     out = torch.empty((rows, FIELDS), dtype=torch.int32, device=logits.device)
     if not rows:
         return out
-    scores, tops = (torch.empty((rows, num_blocks), dtype=torch.float32, device=logits.device) for _ in range(2))
-    tokens = torch.empty((rows, num_blocks), dtype=torch.int32, device=logits.device)
-    _best_of_block[(num_blocks, rows)](
+    best, tuning = BestOfParts.empty(rows, size, logits.device), TUNING.here
+    _best_of_block[(best.num_parts, rows)](
         logits,
         temperature,
         seeds,
         positions,
-        scores,
-        tokens,
-        tops,
+        *best.tensors,
         size,
         logits.stride(0),
         first,
         BLOCK=tuning.part,
         num_warps=tuning.warps,
     )
-    blocks = max(triton.next_power_of_2(num_blocks), 2)
-    _best_of_blocks[(rows,)](scores, tokens, tops, out, num_blocks, BLOCKS=blocks, FIELDS=FIELDS, num_warps=1)
+    _best_of_blocks[(rows,)](*best.tensors, out, best.num_parts, BLOCKS=best.width, FIELDS=FIELDS, num_warps=1)
     return out
 
 

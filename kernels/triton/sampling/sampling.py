@@ -34,6 +34,51 @@ TUNING = ByCapability({SM90: SamplingTuning(part=4096, warps=8, least_bounded_ro
 
 
 @triton.jit
+def store_best(
+    logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, size, row_stride, first,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """Stores the best noisy score of a program's part of a row and its token, and the part's largest logit, +inf for
+    NaN. The row's first logit is that of token `first`."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    places = part * PART + tl.arange(0, PART)
+    source = logits_ptr + row.to(tl.int64) * row_stride + places
+    logits = tl.load(source, mask=places < size, other=float("-inf")).to(tl.float32)
+    at = row * tl.num_programs(0) + part
+    tl.store(tops_ptr + at, tl.max(nan_as_inf(logits), 0))
+    scores = logits
+    if temperature_ptr is not None:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0.0:
+            key0, key1 = row_keys(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+            scores = logits / temperature + gumbel_noise(key0, key1, first + places)
+    score, index = tl.max(scores, 0, return_indices=True)
+    tl.store(scores_ptr + at, score)
+    tl.store(tokens_ptr + at, first + part * PART + index)
+
+
+@triton.jit
+def load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS: tl.constexpr):
+    """The best score of a program's row, its token, and the row's largest logit, of what store_best() stored. Of equal
+    scores the first part's is taken."""
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    inside = part < num_parts
+    at = row * num_parts + part
+    scores = tl.load(scores_ptr + at, mask=inside, other=float("-inf"))
+    top = tl.max(tl.load(tops_ptr + at, mask=inside, other=float("-inf")), 0)
+    score, best = tl.max(scores, 0, return_indices=True)
+    return score, tl.load(tokens_ptr + row * num_parts + best), top
+
+
+@triton.jit
+def unless_lost(token, top):
+    """-1 where the row's largest logit is infinite or NaN."""
+    lost = (top == float("inf")) | (top == float("-inf"))
+    return tl.where(lost, -1, token)
+
+
+@triton.jit
 def _best_of_part(
     logits_ptr,
     temperature_ptr,
@@ -46,38 +91,16 @@ def _best_of_part(
     row_stride,
     PART: tl.constexpr,
 ):
-    """The best noisy score of a part and its token, and the part's largest logit, +inf for NaN."""
-    part, row = tl.program_id(0), tl.program_id(1)
-    tokens = part * PART + tl.arange(0, PART)
-    source = logits_ptr + row.to(tl.int64) * row_stride + tokens
-    logits = tl.load(source, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
-    at = row * tl.num_programs(0) + part
-    tl.store(tops_ptr + at, tl.max(nan_as_inf(logits), 0))
-    scores = logits
-    if temperature_ptr is not None:
-        temperature = tl.load(temperature_ptr + row)
-        if temperature > 0.0:
-            key0, key1 = row_keys(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-            scores = logits / temperature + gumbel_noise(key0, key1, tokens)
-    score, index = tl.max(scores, 0, return_indices=True)
-    tl.store(scores_ptr + at, score)
-    tl.store(tokens_ptr + at, part * PART + index)
+    store_best(
+        logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, vocab_size, row_stride,
+        0, PART,
+    )  # fmt: skip
 
 
 @triton.jit
 def _best_of_row(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
-    """A row's token; -1 if its largest logit is infinite or NaN. Of equal scores the first part's is taken."""
-    row = tl.program_id(0)
-    part = tl.arange(0, PARTS)
-    inside = part < num_parts
-    at = row * num_parts + part
-    scores = tl.load(scores_ptr + at, mask=inside, other=float("-inf"))
-    tops = tl.load(tops_ptr + at, mask=inside, other=float("-inf"))
-    top = tl.max(tops, 0)
-    _, best = tl.max(scores, 0, return_indices=True)
-    token = tl.load(tokens_ptr + row * num_parts + best)
-    lost = (top == float("inf")) | (top == float("-inf"))
-    tl.store(out_ptr + row, tl.where(lost, -1, token))
+    _, token, top = load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS)
+    tl.store(out_ptr + tl.program_id(0), unless_lost(token, top))
 
 
 def sample(
@@ -93,32 +116,43 @@ def sample(
     if temperature is not None and not (top_k is None and top_p is None and min_p is None):
         return sample_filtered(logits, temperature, top_k, top_p, min_p, seeds, positions)
     rows, vocab_size = logits.shape
-    tuning = TUNING.here
-    num_parts = triton.cdiv(vocab_size, tuning.part)
-    out = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    tuning, out = TUNING.here, torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
     if temperature is not None and rows >= tuning.least_bounded_rows:
         return sample_bounded(logits, temperature, seeds, positions, tuning.part, tuning.warps)
-    scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))
-    tokens = torch.empty((rows, num_parts), dtype=torch.int32, device=logits.device)
-    _best_of_part[(num_parts, rows)](
+    best = BestOfParts.empty(rows, vocab_size, logits.device)
+    _best_of_part[(best.num_parts, rows)](
         logits,
         temperature,
         seeds,
         positions,
-        scores,
-        tokens,
-        tops,
+        *best.tensors,
         vocab_size,
         logits.stride(0),
         PART=tuning.part,
         num_warps=tuning.warps,
     )
-    _best_of_row[(rows,)](
-        scores, tokens, tops, out, num_parts, PARTS=max(triton.next_power_of_2(num_parts), 2), num_warps=1
-    )
+    _best_of_row[(rows,)](*best.tensors, out, best.num_parts, PARTS=best.width, num_warps=1)
     return out
+
+
+@dataclass(frozen=True)
+class BestOfParts:
+    """Memory between the two kernels: what store_best() stores of each part of a row."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # scores, tokens, largest logits [rows, num_parts]
+    num_parts: int
+
+    @classmethod
+    def empty(cls, rows: int, size: int, device: torch.device) -> BestOfParts:
+        num_parts = triton.cdiv(size, TUNING.here.part)
+        scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=device) for _ in range(2))
+        return cls((scores, torch.empty((rows, num_parts), dtype=torch.int32, device=device), tops), num_parts)
+
+    @property
+    def width(self) -> int:
+        return max(triton.next_power_of_2(self.num_parts), 2)
 
 
 def precompile_calls(shape: ModelShape) -> Calls:

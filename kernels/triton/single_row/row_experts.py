@@ -16,7 +16,7 @@ from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.routing import Routing
 from quire.kernels.triton.moe.expert_layers import StackedExperts
 from quire.kernels.triton.moe.grouped_linear import activate
-from quire.kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
+from quire.kernels.triton.moe.routing import choose, constants
 from quire.kernels.triton.pdl import HAS_PDL, launch_dependents, wait_for_inputs
 from quire.kernels.triton.precompile.shapes import Calls, ModelShape, longs
 from quire.kernels.triton.single_row.row_linear import RowNorm
@@ -42,7 +42,7 @@ TUNING = ByCapability({SM90: RowExpertsTuning(RowExpertsTile(up=8, down=4), chun
 
 
 @triton.jit
-def _choose(
+def _choice_of_row(
     logits_ptr,
     scale,
     EXPERTS: tl.constexpr,
@@ -60,9 +60,10 @@ def _choose(
     """The token's experts and their weights, [TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
     at = tl.arange(0, WIDTH)
     logits = tl.load(logits_ptr + at, mask=at < EXPERTS, other=0.0).to(tl.float32)[None, :]
-    scores = scores_of(logits, (at < EXPERTS)[None, :], SIGMOID)
-    choice = choice_of(scores, None, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
-    ids, weights = take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
+    ids, weights = choose(
+        logits, None, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
+        GROUP_WIDTH, LEAST,
+    )  # fmt: skip
     return tl.max(ids, 0), tl.sum(weights, 0) * scale
 
 
@@ -103,7 +104,7 @@ def _row_experts_up(
     if PDL:
         launch_dependents()
         wait_for_inputs()
-    ids, _ = _choose(
+    ids, _ = _choice_of_row(
         logits_ptr, scale, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
         GROUP_WIDTH, LEAST,
     )  # fmt: skip
@@ -157,7 +158,7 @@ def _row_experts_down(
     if PDL:
         launch_dependents()
         wait_for_inputs()
-    ids, weights = _choose(
+    ids, weights = _choice_of_row(
         logits_ptr, scale, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
         GROUP_WIDTH, LEAST,
     )  # fmt: skip

@@ -47,7 +47,7 @@ class Generator:
         self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
-        self._pace = ReaderPace(metrics.write.observe)
+        self.pace = ReaderPace(metrics.write.observe)
 
     @asynccontextmanager
     async def answering(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
@@ -93,7 +93,7 @@ class Generator:
             tokenizer=self._tokenizer,
             formats=self._formats,
             metrics=self._metrics,
-            pace=self._pace,
+            pace=self.pace,
         )
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:

@@ -141,7 +141,9 @@ class AnswerFormats:
     def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
         if not request.parse_answer:
             return None, None
-        return self._reasoning, None if request.tool_use is None else self._tool_format(request.tool_use)
+        if request.tool_use is not None:
+            return self._reasoning, self._tool_format(request.tool_use)
+        return self._reasoning, self._tools if self._tools is not None and self._tools.frames_text else None
 
     def markup(self, request: Request) -> frozenset[str]:
         """Special tokens that the parsers have to see, for all that skip_special_tokens says."""

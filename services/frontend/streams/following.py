@@ -37,7 +37,7 @@ class Following:
         self._go_on = go_on
         self._taking: set[Stream] = set()
         self._is_wanted = asyncio.Event()
-        self._tasks = Tasks()
+        self.tasks = Tasks()
 
     def look_soon(self) -> None:
         """There may be something to follow."""
@@ -78,7 +78,7 @@ class Following:
             self._lose(stream, not_found(stream.key, is_shared=self._store.is_shared))
         elif not news.is_made:
             self._taking.add(stream)
-            self._tasks.start("take over", self._take_over(stream))
+            self.tasks.start("take over", self._take_over(stream))
 
     async def _take_over(self, stream: Stream) -> None:
         """Whoever made it is gone."""
@@ -106,7 +106,7 @@ class Following:
         return not stream.has_ended
 
     async def close(self) -> None:
-        await self._tasks.close()
+        await self.tasks.close()
 
 
 def _add(stream: Stream, news: FoundStream) -> None:

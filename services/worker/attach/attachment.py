@@ -172,7 +172,7 @@ class Attachment:
         async for message in self._session.messages():
             match message.WhichOneof("message"):
                 case "plan":
-                    self._take(message.plan)
+                    self.take(message.plan)
                 case "prepare_grammar" | "release_grammar":
                     self._take_grammar(message)
                 case "transfer" | "disk_transfer" | "fetch_blocks":
@@ -234,7 +234,7 @@ class Attachment:
         else:
             self._engine.device_order(self, order)
 
-    def _take(self, plan: pb.StepPlan) -> None:
+    def take(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:
             raise BrokenSession(f"a plan of epoch {plan.epoch} in epoch {self.epoch}")
         if plan.step_id != self._next_step_id:

@@ -59,8 +59,8 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"{', '.join(BATCH_INVARIANT)}",
             field="attention_backend",
         )
-    backend = _load(name)
-    reason = _reject_reason(backend, spec)
+    backend = load_backend(name)
+    reason = reject_reason_of(backend, spec)
     if reason:
         raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
     return backend
@@ -87,8 +87,8 @@ def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees
 def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
     if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
         return False
-    plain = config.latent is None and config.recurrent is None and not config.attention_softcap
-    if not plain or config.attention_sinks or config.chunked_windows or config.head_dim not in HEAD_DIMS:
+    plain = config.latent is None and config.recurrent is None and not config.attention.softcap
+    if not plain or config.attention.has_sinks or config.attention.chunked_windows or config.head_dim not in HEAD_DIMS:
         return False
     return any(True for _ in metadata.distributions(name=PACKAGE))
 
@@ -106,8 +106,8 @@ def _first_that_can(
     """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
     for name in names:
         if name not in usable and name not in refusals:
-            backend = _load(name)
-            reason = _reject_reason(backend, spec)
+            backend = load_backend(name)
+            reason = reject_reason_of(backend, spec)
             if reason is None:
                 usable[name] = backend
             else:
@@ -118,7 +118,7 @@ def _first_that_can(
     raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
 
 
-def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
+def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
     if spec.latent_rank and not isinstance(backend, LatentBackend):
         return "has no latent attention"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
@@ -126,6 +126,6 @@ def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None
     return backend.reject_reason(spec)
 
 
-def _load(name: str) -> AttentionBackend:
+def load_backend(name: str) -> AttentionBackend:
     backend: AttentionBackend = plugins.load(plugins.known(GROUP, BACKENDS)[name])()
     return backend

@@ -90,7 +90,7 @@ class Engine:
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._observer = observer
-        self._ranks: RankGroup = ranks or OneRank()
+        self.ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
@@ -105,7 +105,7 @@ class Engine:
         self._inbox: Commands = queue.SimpleQueue()
         self._outcomes = Outcomes(
             self._replies,
-            self._ranks,
+            self.ranks,
             again=self._inbox.put,
             deliver=self._deliver,
             died=died,
@@ -116,7 +116,7 @@ class Engine:
             build,
             self._inbox,
             self._outcomes,
-            ranks=self._ranks,
+            ranks=self.ranks,
             grammars=grammars,
             replies=self._replies,
             started=self.started,
@@ -262,15 +262,15 @@ class Engine:
     def check_ranks(self) -> None:
         """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
         try:
-            self._ranks.check()
+            self.ranks.check()
             self._check_progress()
         except RankFailure as failure:
-            self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
+            self.ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
             set_exception(self.died, failure)
 
     def _check_progress(self) -> None:
         """A collective that some ranks are not in waits for ever."""
-        done = self.progress().get("device") if self._ranks.size > 1 else None
+        done = self.progress().get("device") if self.ranks.size > 1 else None
         self._stuck_looks = self._stuck_looks + 1 if done is not None and done == self._seen_done else 0
         self._seen_done = done
         if self._stuck_looks > MOST_STUCK_LOOKS:
@@ -282,7 +282,7 @@ class Engine:
         deadline = self._loop.time() + timeout_s
         for thread in threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
-        await asyncio.to_thread(self._ranks.stop, max(0.0, deadline - self._loop.time()))
+        await asyncio.to_thread(self.ranks.stop, max(0.0, deadline - self._loop.time()))
         return not any(thread.is_alive() for thread in threads)
 
     # On the loop

@@ -2,15 +2,16 @@
 
 A family is a class in a file of its own, found by `registry`. It says how its config.json is read and what its layers
 are made of; the rest of the worker knows the face of CausalLM and never a layer's insides. What makes some models
-faster than one call a kernel is *offered*: `single_row` and `taped_functions` say what a family can do, and what
-runs it asks; not where a family that inherits them computes in another way what is around its layers.
+faster than one call a kernel stands beside it: layer_stack.py, single_row.py, taped.py, deferred_all_reduce.py.
+`single_row` and `taped_functions` say what a family offers; not where a family that inherits them computes in another
+way what is around its layers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.classifier import Classifier
@@ -18,7 +19,9 @@ from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.decoder_layer import DecoderLayer, Norm
 from quire.services.worker.models.deferred_all_reduce import defer_all_reduces
+from quire.services.worker.models.layer_stack import LayerStack, State, joined
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
@@ -26,61 +29,12 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
     from torch import Tensor
 
     from quire.kernels.reference.low_rank import AdaptedRows
-    from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from quire.services.worker.attention.port import AttentionBackend
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
-    from quire.services.worker.models.single_row import RowKernels
 
 TIED_HEAD = "lm_head.weight"
-
-
-class Norm(Protocol):
-    """Of x; called with a residual, it first adds x to that, in place."""
-
-    def destinations(self) -> Iterator[tuple[str, Destination]]: ...
-
-    def finish(self) -> None: ...
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
-
-
-class Layer(Protocol):
-    """Reads the residual stream and gives what is to be added to it."""
-
-    def destinations(self) -> Iterator[tuple[str, Destination]]: ...
-
-    def finish(self) -> None: ...
-
-    def __call__(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        """`x` [num_tokens, hidden_size]: what the layer before adds to the residual (updated in place), None before
-        the first layer -> what this one adds."""
-
-    def store(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        """The first part of that, without which later steps cannot do: keys and values. Returns the queries."""
-
-    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """The rest, for the tokens in `metadata`."""
-
-    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        """All of it for a step of one token, in fused kernels; changes `residual`. Called if `single_row` allows it."""
-
-
-State = tuple["Tensor", ...]  # whose sum is what a layer reads, [num_samples, hidden_size]
-
-
-def joined(hidden: Tensor, kept: Sequence[State]) -> Tensor:
-    """One behind the other, along the last axis."""
-    if not kept:
-        return hidden
-    import torch
-
-    states = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in kept]
-    return torch.cat([hidden, *states], dim=-1)
 
 
 class CausalLM(ABC):
@@ -103,17 +57,36 @@ class CausalLM(ABC):
     # Layers whose input goes behind the hidden states, for a drafter that reads it (keep_states).
     kept_layers: tuple[int, ...] = ()
 
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states [num_samples, hidden_width] of the tokens whose logits are wanted."""
+        return joined(*self.run(batch, caches))
+
+    def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> tuple[Tensor, list[State]]:
+        """Hidden states [num_samples, hidden_size], and those that are kept."""
+        residual = self.embed(batch)
+        if self.kept_layers:
+            return self._stack.normed_and_kept(self.kept_layers, residual, batch, caches)
+        return self._stack.normed(residual, batch, caches), []
+
+    def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """The residual stream after the layers of this stage, where other stages follow; may change `residual`."""
+        return residual.add_(self._stack.through(residual, batch, caches))
+
+    def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states, as forward(), from the residual stream before the first layer of the last stage; may change
+        `residual`."""
+        return self._stack.normed(residual, batch, caches)
+
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
         """`num_positions`: longest sequence that will be run."""
-        self.config = config
-        self._embed = place.ops.embed
+        self.config, self._logit_cap = config, config.scales.logit_cap
         self.stage = place.stage
         self._edges: tuple[Loadable, ...] = ()
         if self.stage.is_first:
             self.embedding = Embedding(
-                self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale, adapted=True
+                self.embedding_name, config.vocab_size, config.hidden_size, place, config.scales.embedding, adapted=True
             )
             self.head = (
                 TiedOutputHead(self.embedding, place)
@@ -136,13 +109,14 @@ class CausalLM(ABC):
         self._collectives = place.shard.collectives
         self._defer_all_reduces()
         self._finished: set[int] = set()  # places of layers, while weights are loaded
-        self._rotations = [tables[ropes[index]] for index in self.here]
+        rotations = [tables[ropes[index]] for index in self.here]
+        self._stack = LayerStack(self.layers, rotations, self.norm, place.ops.embed)
 
     @classmethod
     def final_norm(cls, config: DecoderConfig, place: LayerPlacement) -> Norm:
         """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
-        tied = config.embedding_scale if config.tie_word_embeddings else 1.0
-        scale, offset = config.logit_scale / tied, config.norm_offset
+        tied = config.scales.embedding if config.tie_word_embeddings else 1.0
+        scale, offset = config.scales.logit / tied, config.scales.norm_offset
         return RMSNorm(cls.norm_name, config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
 
     @staticmethod
@@ -152,7 +126,7 @@ class CausalLM(ABC):
 
     @staticmethod
     @abstractmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> Layer: ...
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> DecoderLayer: ...
 
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
@@ -163,7 +137,7 @@ class CausalLM(ABC):
         if config.recurrent is None:
             return attended
         state, recurs = config.recurrent.spec, config.recurrent.layers
-        if config.attends_beside:
+        if config.recurrent.beside_attention:
             return tuple((spec, state) if here else spec for spec, here in zip(attended, recurs, strict=True))
         return tuple(state if here else spec for spec, here in zip(attended, recurs, strict=True))
 
@@ -223,70 +197,15 @@ class CausalLM(ABC):
         self._defer_all_reduces()
 
     def _defer_all_reduces(self) -> None:
-        """A stage before others hands on the residual stream, and has no norm behind its last layer."""
-        ends = (self.norm,) if self.stage.is_last else ()
-        defer_all_reduces((*self.layers, *ends), self.kept_layers, self._collectives)
+        """Defers sums of ranks. A stage before others passes on the residual stream, without a norm after its last
+        layer."""
+        last_norm = self.norm if self.stage.is_last else None
+        defer_all_reduces(self.layers, last_norm, self.kept_layers, self._collectives)
 
     @property
     def hidden_width(self) -> int:
         """Of what forward() gives."""
         return self.config.hidden_size * (1 + len(self.kept_layers))
-
-    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_width] of the tokens whose logits are wanted."""
-        return joined(*self.run(batch, caches))
-
-    def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> tuple[Tensor, list[State]]:
-        """Hidden states [num_samples, hidden_size], and those that are kept."""
-        return self._last_layers(self.embed(batch), batch, caches)
-
-    def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """The residual stream behind the layers that are here, where others follow; may change `residual`."""
-        x: Tensor | None = None
-        for layer, cache, cos_sin in zip(self.layers, caches, self._rotations, strict=True):
-            x = layer(x, residual, batch.of(cache), cache, cos_sin)
-        assert x is not None, "a stage has a layer"
-        return residual.add_(x)
-
-    def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states, as forward(), from the residual stream before the first layer that is here; the last one of
-        all is. May change `residual`."""
-        return joined(*self._last_layers(residual, batch, caches))
-
-    def _last_layers(
-        self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]
-    ) -> tuple[Tensor, list[State]]:
-        wanted = batch.logit_tokens
-        x: Tensor | None = None
-        kept: dict[int, State] = {}
-        for index, (layer, cache, cos_sin) in enumerate(zip(self.layers, caches, self._rotations, strict=True)):
-            if index in self.kept_layers:
-                kept[index] = self._state(x, residual, wanted)
-            of_group = batch.of(cache)
-            is_last = layer is self.layers[-1]
-            if is_last and of_group.last is not None and wanted is not None and not self.kept_layers:
-                q = layer.store(x, residual, of_group, cache, cos_sin)
-                return self._complete(q, residual, cache, wanted, of_group.last), []
-            x = layer(x, residual, of_group, cache, cos_sin)
-        assert x is not None, "there is a layer"
-        if wanted is not None:
-            x, residual = self._embed(wanted, x), self._embed(wanted, residual)  # gathers of rows
-        return self.norm(x, residual), [kept[index] for index in self.kept_layers]
-
-    def _state(self, x: Tensor | None, residual: Tensor, wanted: Tensor | None) -> State:
-        """In memory of its own: layers change the residual."""
-        if wanted is None:
-            return (residual.clone() if x is None else x + residual,)
-        return tuple(self._embed(wanted, t) for t in (x, residual) if t is not None)
-
-    def _complete(
-        self, q: Tensor, residual: Tensor, cache: LayerCache, wanted: Tensor, metadata: AttentionMetadata
-    ) -> Tensor:
-        """The last layer behind its cache, for the `wanted` tokens alone: 3 % of what a prompt takes."""
-        q, residual = (t.index_select(0, wanted) for t in (q, residual))
-        if not wanted.size(0):
-            return residual
-        return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
         """[num_samples, tokens of this rank] in the model's dtype; of `hidden` [num_samples, hidden_size or more].
@@ -294,7 +213,7 @@ class CausalLM(ABC):
         that add to the output head, if there are such."""
         size = self.config.hidden_size
         logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
-        cap = self.config.logit_cap
+        cap = self._logit_cap
         return self.head.padded(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
 
     def whole_logits(self, hidden: Tensor) -> Tensor:

@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from quire.services.worker.layers.norm.rms_norm import RMSNorm
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.sharding import Collectives
 
 
-@runtime_checkable
-class DefersAllReduce(Protocol):
-    """Layer whose output may stay a rank's partial sum."""
+class DeferringFeedForward(Protocol):
+    """Feed-forward layer whose output may stay a rank's partial sum."""
 
-    def defer_all_reduce(self, *, deferred: bool) -> bool:
-        """Sets whether the output is a rank's partial sum; returns whether it is one, which not every layer can do."""
+    @property
+    def dispatches(self) -> bool:
+        """Whether ranks exchange rows, so that each has whole sums of its own."""
+
+    def defer_all_reduce(self, *, deferred: bool) -> None: ...
 
 
-@runtime_checkable
-class CompletesAllReduce(Protocol):
-    """Layer that begins with a norm, which may add up the ranks' partial sums of its input."""
+class CompletingNorm(Protocol):
+    """Norm that may add up the ranks' partial sums of its input."""
 
     def complete_all_reduce(self, collectives: Collectives | None) -> None:
         """Sets what adds up the ranks' partial sums that come beside a residual; None: the input is whole."""
 
 
-def defer_all_reduces(parts: Sequence[object], kept: Collection[int], collectives: Collectives) -> None:
-    """Defers the all-reduce of each part to the next one where both can. `parts` are called in this order, each with
-    the output of the one before; the inputs of those at the places `kept` stay whole, because others read them too."""
+@runtime_checkable
+class DeferringLayer(Protocol):
+    """Layer that begins with such a norm and ends with such a feed-forward layer, as LlamaLayer."""
+
+    input_norm: CompletingNorm
+    mlp: DeferringFeedForward
+
+
+def defer_all_reduces(
+    layers: Sequence[object], last_norm: object, kept: Collection[int], collectives: Collectives
+) -> None:
+    """Defers the all-reduce at the end of each layer to the norm at the start of the next, and that of the last layer
+    to `last_norm` (None: a stage without one), where both can. Inputs of the layers at the places `kept` stay whole,
+    because drafters read them, too."""
     if not collectives.norms_sums:
         return
-    for place, (layer, following) in enumerate(pairwise(parts), 1):
-        if isinstance(layer, DefersAllReduce) and isinstance(following, CompletesAllReduce):
-            deferred = layer.defer_all_reduce(deferred=place not in kept)
-            following.complete_all_reduce(collectives if deferred else None)
+    norms = [layer.input_norm if isinstance(layer, DeferringLayer) else None for layer in layers[1:]]
+    for place, (layer, norm) in enumerate(zip(layers, [*norms, _completing(last_norm)], strict=True), 1):
+        if isinstance(layer, DeferringLayer) and norm is not None:
+            deferred = place not in kept and not layer.mlp.dispatches
+            layer.mlp.defer_all_reduce(deferred=deferred)
+            norm.complete_all_reduce(collectives if deferred else None)
+
+
+def _completing(norm: object) -> CompletingNorm | None:
+    return norm if isinstance(norm, RMSNorm) else None

@@ -6,17 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from quire.services.worker.layers.attention.attention import Attention
-from quire.services.worker.layers.attention.latent_attention import LatentAttention
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.experts import SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.feed_forward.quantized_experts import experts_of
-from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
-from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
 from quire.services.worker.models.config.decoder_config import DecoderConfig
-from quire.services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
+from quire.services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer, Mixer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +32,7 @@ class MixtureLayer(LlamaLayer):
         place: LayerPlacement,
         experts: SparseMLP | MLP | None = None,
         *,
-        attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
+        attention: Mixer | None = None,
     ) -> None:
         """`experts`, `attention`: others than those that the configuration says; an MLP for a layer that has none."""
         assert config.experts is not None
@@ -51,13 +47,13 @@ class MixtureLayer(LlamaLayer):
     def _defer_all_reduces(self, place: LayerPlacement) -> None:
         """To experts whose rows go from rank to rank."""
         if self.experts is not None and self.experts.dispatches:
-            self._attention.defer_all_reduce()
-            self._middle_norm.complete_all_reduce(place.shard.collectives)
+            self.attention.defer_all_reduce()
+            self.middle_norm.complete_all_reduce(place.shard.collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
         if self.experts is None or not self.experts.dispatches:
             return super()._feed(attended, residual)
-        return self.experts.behind(attended, residual, self._middle_norm)
+        return self.experts.behind(attended, residual, self.middle_norm)
 
 
 class MixtureForCausalLM(LlamaForCausalLM):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
-from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
 
 
-class PrenormLayer(ComposedLayer):
+class PrenormLayer(DecoderLayer):
     """Made of what the family brings."""
 
     def __init__(self, first: LayerNorm, attention: Attention, second: LayerNorm, mlp: PlainMLP) -> None:
-        self._first, self._attention, self._second, self._mlp = first, attention, second, mlp
+        self._first, self._attention, self._second, self.mlp = first, attention, second, mlp
         self._parts = (first, attention, second, mlp)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        normed = self._first(residual) if x is None else self._first(x, residual)
-        return self._attention.store(normed, batch, cache, cos_sin)
+        x = normed(self._first, x, residual)
+        return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        return self._mlp(self._second(self._attention.attend(q, cache, metadata), residual))
+        return self.mlp(self._second(self._attention.attend(q, cache, metadata), residual))

@@ -119,7 +119,7 @@ def read_model_config(values: dict[str, Any], implementation: Implementation = "
     config = model.read(ConfigFile(with_defaults(values, model.__name__)))
     if not any(name.endswith(CLASSIFIES) for name in names):
         return config
-    if (config.logit_scale, config.embedding_scale) != (1, 1):
+    if (config.scales.logit, config.scales.embedding) != (1, 1):
         raise InvalidArgument(f"config.json: architectures is {names!r}: its hidden states are scaled", field="model")
     # It has no output head of its own, and its embeddings are not used as one.
     return replace(config, num_classes=len(model_identity.class_names(values)), tie_word_embeddings=True)

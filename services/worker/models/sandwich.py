@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
-from quire.services.worker.models.composed_layer import ComposedLayer
 from quire.services.worker.models.config.decoder_config import DecoderConfig
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class NormNames:
     after_mlp: str
 
 
-class SandwichLayer(ComposedLayer):
+class SandwichLayer(DecoderLayer):
     """Four norms."""
 
     def __init__(
@@ -39,23 +39,25 @@ class SandwichLayer(ComposedLayer):
         name = f"model.layers.{index}"
 
         def norm(own: str) -> RMSNorm:
-            eps, offset = config.rms_norm_eps, config.norm_offset
+            eps, offset = config.rms_norm_eps, config.scales.norm_offset
             return RMSNorm(f"{name}.{own}", config.hidden_size, eps, place, offset=offset)
 
         self._before_attention, self._after_attention = norm(names.before_attention), norm(names.after_attention)
         self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
-        size, kind, fused = config.intermediate_size, config.activation, config.fused_mlp
-        self._mlp = MLP(f"{name}.mlp", config.hidden_size, size, config.mlp_bias, place, activation=kind, fused=fused)
+        size, of = config.intermediate_size, config.feed_forward
+        self.mlp = MLP(
+            f"{name}.mlp", config.hidden_size, size, of.bias, place, activation=of.activation, fused=of.fused
+        )
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
-        self._parts = (self._attention, self._mlp, *norms)
+        self._parts = (self._attention, self.mlp, *norms)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        normed = self._before_attention(residual) if x is None else self._before_attention(x, residual)
-        return self._attention.store(normed, batch, cache, cos_sin)
+        x = normed(self._before_attention, x, residual)
+        return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         attended = self._after_attention(self._attention.attend(q, cache, metadata))
-        return self._after_mlp(self._mlp(self._before_mlp(attended, residual)))
+        return self._after_mlp(self.mlp(self._before_mlp(attended, residual)))

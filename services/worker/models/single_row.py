@@ -2,13 +2,13 @@
 
 Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (row_linear,
 row_attention and pdl of quire.kernels.triton). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as
-CausalLM.forward with cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has. What an
-adapter adds to a product is half made in the same launch, half in one more behind it.
+CausalLM.forward with cuBLAS, 1.16. The parts of a layer put themselves into the chain (`run_row`), of what RowKernels
+has. What an adapter adds to a product is half made in the same launch, half in one more after it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.sharding import WHOLE, Shard
@@ -45,7 +45,7 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
         return "ranks add up with NCCL"
     if place.ops.sources["rms_norm"] != "quire.kernels.triton":
         return "needs quire.kernels.triton"
-    if config.attention_sinks:
+    if config.attention.has_sinks:
         return "attention sinks have no place in the chain"
     return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
 
@@ -187,17 +187,46 @@ class RowKernels:
         )
 
 
+class RowAttention(Protocol):
+    """Attention that has a place in the chain."""
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        """Adds to `residual` what attention makes of it, normalised, in a step of one token."""
+
+
+class RowFeedForward(Protocol):
+    """Feed-forward layer that has a place in the chain."""
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
+        """Adds to `residual` what the layer makes of it, normalised, in a step of one token."""
+
+
+@runtime_checkable
+class RowLayer(Protocol):
+    """Layer that the chain runs part by part, as LlamaLayer."""
+
+    input_norm: RMSNorm
+    attention: RowAttention
+    middle_norm: RMSNorm
+    mlp: RowFeedForward
+
+
 class SingleRowProgram:
     """Runs the weights of a model that offers it (CausalLM.single_row); made after they are loaded."""
 
     def __init__(self, model: CausalLM, shard: Shard = WHOLE, *, pdl: bool) -> None:
         self._model = model
+        self._layers = [layer for layer in model.layers if isinstance(layer, RowLayer)]
+        assert len(self._layers) == len(model.layers), "a family that offers the chain has such layers"
         self._kernels = RowKernels(model.cos_sin, shard, pdl=pdl)
 
     def layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """The residual stream behind the layers that are here, changed in place."""
-        for layer, cache in zip(self._model.layers, caches, strict=True):
-            layer.run_row(self._kernels, residual, batch.of(cache), cache)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            layer.attention.run_row(self._kernels, residual, layer.input_norm, batch.of(cache), cache)
+            layer.mlp.run_row(self._kernels, residual, layer.middle_norm)
         return residual
 
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:

@@ -17,7 +17,8 @@ from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.models.causal_lm import CausalLM, joined
+from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.layer_stack import joined
 
 PACKAGE = "quire.kernels.cpu"
 SEES_ALL = -1  # of a tree's mask

@@ -70,7 +70,7 @@ class CostModel:
         self._taken = taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # by a token
         windows = [window for window, attends in zip(config.sliding_windows, config.attends, strict=True) if attends]
         self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
-        self._num_layers, self._chunked = len(windows), config.chunked_windows
+        self._num_layers, self._chunked = len(windows), config.attention.chunked_windows
         shape = None if config.recurrent is None else config.recurrent.state
         num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # layers that have one
         state_words = 0 if shape is None else shape.num_words

@@ -24,6 +24,7 @@ from quire.shared.process.lifecycle import first
 from quire.shared.rpc.duplex import Duplex
 from quire.shared.rpc.parts import InParts
 from quire.shared.rpc.server import Server
+from tests.waiting import eventually
 
 EPOCHS = itertools.count(1)
 SLOWLY_S = 0.01  # of a step, where a test wants an answer in pieces: what comes while a frontend stands still is merged
@@ -272,8 +273,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def run_steps(self) -> None:
         while True:
             await self._go.wait()
-            while not self.is_heard():
-                await asyncio.sleep(0.001)
+            await eventually(self.is_heard)
             for session in self.sessions:
                 self._step(session)
             self.steps += 1

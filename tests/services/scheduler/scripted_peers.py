@@ -103,9 +103,9 @@ class WorkerPeer:
 
     async def _read(self) -> None:
         async for message in self.link.messages():
-            await self._take(message)
+            await self.take(message)
 
-    async def _take(self, message: worker_pb2.AttachResponse) -> None:
+    async def take(self, message: worker_pb2.AttachResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "welcome":
             self.epoch = message.welcome.epoch
@@ -140,7 +140,7 @@ class WorkerPeer:
             await self.hold.wait()
         await asyncio.sleep(self.step_s)
         if not self.falls_silent:
-            self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+            self.link.send(worker_pb2.AttachRequest(result=self.result(result)))
             self.num_results += 1
         self.falls_silent = self.falls_silent or self.wrong
 
@@ -201,7 +201,7 @@ class WorkerPeer:
                 self.fetched.append(message.piece)
             return bool(self.fetched) and self.fetched[-1].HasField("end")
 
-    def _result(self, result: StepResult) -> worker_pb2.StepResult:
+    def result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(
             epoch=self.epoch, step_id=result.step_id, token_ids=columns.i32_bytes(result.token_ids)
         )
@@ -357,10 +357,10 @@ class FrontendPeer:
                 if message.HasField("cluster"):
                     self.view = message.cluster
                 elif message.HasField("tokens"):
-                    self._take(message.tokens)
+                    self.take(message.tokens)
                 self.changed.notify_all()
 
-    def _take(self, batch: scheduler_pb2.TokenBatch) -> None:
+    def take(self, batch: scheduler_pb2.TokenBatch) -> None:
         for started in batch.started:
             assert started.sequence_id not in self.cached
             self.cached[started.sequence_id] = started.num_cached_tokens

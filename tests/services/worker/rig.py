@@ -16,6 +16,7 @@ from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.services.worker import recorded_logits
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import Block, New, PaperScheduler
 
 
@@ -74,4 +75,4 @@ class Rig:
             for slot, row in zip(slots.tolist(), logits, strict=True):
                 self.logits[slot].append(row.to("cpu", copy=True))
 
-        recorded_logits.record(replica._runner.sampler, keep)
+        recorded_logits.record(runner_of(replica).sampler, keep)

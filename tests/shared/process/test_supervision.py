@@ -10,6 +10,7 @@ import pytest
 from quire.shared.errors import FailedPrecondition, Internal
 from quire.shared.process import supervision
 from quire.shared.process.supervision import Tasks, pause, restarted, vital
+from tests.waiting import eventually, forever
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
             await end()
             return
         steady.set()
-        await asyncio.sleep(60)
+        await forever()
 
     task = asyncio.ensure_future(restarted("work", work))
     await asyncio.wait_for(steady.wait(), 60)
@@ -109,7 +110,7 @@ async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
         while True:
             begins.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             except asyncio.CancelledError:
                 begins.clear()
             await pause(0)
@@ -123,10 +124,9 @@ async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:
 
 async def test_tasks_end_with_their_owner() -> None:
     tasks = Tasks()
-    sleeper = tasks.start("sleeper", asyncio.sleep(60))
+    sleeper = tasks.start("sleeper", forever())
     tasks.start("short", returns())
-    await asyncio.sleep(0.01)
-    assert len(tasks) == 1
+    await eventually(lambda: len(tasks) == 1)
     await tasks.close()
     assert sleeper.cancelled()
     assert len(tasks) == 0

@@ -42,6 +42,9 @@ class _DecidingWriter(EventWriter):
     def content(self, text: str) -> None:
         raise _Decided(False)
 
+    def no_text(self) -> None:
+        raise _Decided(False)
+
     def no_markup(self) -> None:
         if self._scan.at > self._begin:
             raise _Decided(False)

@@ -33,6 +33,7 @@ class ToolFormat:
     wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
     starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
     read_answer: ReadAnswer | None = None
+    frames_text: bool = False  # plain text has markup as well, whether there are tools or not
 
 
 @dataclass(frozen=True, slots=True)

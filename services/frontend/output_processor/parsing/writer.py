@@ -79,6 +79,9 @@ class EventWriter:
         if text := self._scan.unsettled:
             self.content(text)
 
+    def no_text(self) -> None:
+        """What was read since the last settling is markup alone, of a call that is none."""
+
     def finish(self) -> None:
         self.break_call()
 

@@ -89,4 +89,4 @@ def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: s
 TAGGED = Wording(json_arguments(f"{FUNCTION}NAME>", FUNCTION_END, quote=False), between="")
 ADDRESSED = Wording(json_arguments("NAME\n", "", quote=False), between=RECIPIENT)
 FORMAT = ToolFormat(read, (FUNCTION, PYTHON_TAG), wordings=(TAGGED,), starts=MARKUP.starts)
-V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,))
+V32 = ToolFormat(read_recipients, (), wordings=(ADDRESSED,), frames_text=True)

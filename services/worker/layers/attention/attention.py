@@ -55,15 +55,15 @@ class Attention:
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
         inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
-        self.qkv = Linear(inputs, config.hidden_size, config.qkv_bias, place)
+        self.qkv = Linear(inputs, config.hidden_size, config.attention.qkv_bias, place)
         (columns,) = of_heads(self._heads.queries, head_dim)
         outputs = [self.outputs(name, config)]
-        self.output = Linear(outputs, q_size, config.o_bias, place, columns=columns, adds_up=adds_up)
-        norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
-        offset = config.norm_offset
+        self.output = Linear(outputs, q_size, config.attention.o_bias, place, columns=columns, adds_up=adds_up)
+        norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.attention.qk_norm else []
+        offset = config.scales.norm_offset
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
-        self._scale = config.attention_scale or head_dim**-0.5
-        self._sinks = Sinks(f"{name}.sinks", config.num_q_heads, place) if config.attention_sinks else None
+        self._scale, self._softcap = config.attention.scale or head_dim**-0.5, config.attention.softcap
+        self._sinks = Sinks(f"{name}.sinks", config.num_q_heads, place) if config.attention.has_sinks else None
         self._parts: tuple[Loadable, ...] = (
             self.qkv,
             self.output,
@@ -76,7 +76,7 @@ class Attention:
     @staticmethod
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
         """Queries, keys and values as the checkpoint has them, in this order."""
-        if config.fused_qkv:
+        if config.attention.fused_qkv:
             return [Projection(f"{name}.qkv_proj", q_size + 2 * kv_size)]
         return [
             Projection(f"{name}.q_proj", q_size),
@@ -99,8 +99,8 @@ class Attention:
 
     def finish(self) -> None:
         self._arrange()
-        if self._config.residual_scale != 1:
-            self.output.scale(self._config.residual_scale)
+        if self._config.scales.residual != 1:
+            self.output.scale(self._config.scales.residual)
         for part in self._parts:
             part.finish()
 
@@ -179,7 +179,7 @@ class Attention:
             scale=self._scale,
             window=self._window,
             sinks=sinks,
-            softcap=self._config.attention_softcap,
+            softcap=self._softcap,
         )
 
     def run_row(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
-    from quire.services.worker.models.single_row import RowKernels
 
 NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
 
@@ -83,11 +82,13 @@ class LatentAttention:
 
     def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: LayerPlacement) -> None:
         assert config.latent is not None
+        assert config.attention.scale is not None
+        self._scale = config.attention.scale
         self._config, self._latent, self._backend, self._place = config, config.latent, backend, place
         latent, hidden, heads = config.latent, config.hidden_size, config.num_q_heads
         own = place.shard.heads(heads, 1).queries
         self._num_heads = len(own)
-        q_size, bias = heads * config.head_dim, config.qkv_bias
+        q_size, bias = heads * config.head_dim, config.attention.qkv_bias
         queries = of_heads(own, config.head_dim)
         self._parts: list[Loadable] = []
         self._q_down = self._q_norm = None
@@ -103,7 +104,7 @@ class LatentAttention:
         self._made = MadeOfLatent(f"{name}.kv_b_proj", latent, heads, own, place)
         (values,) = of_heads(own, latent.value_dim)
         output = Projection(f"{name}.o_proj", hidden)
-        self._output = Linear([output], heads * latent.value_dim, config.o_bias, place, columns=values)
+        self._output = Linear([output], heads * latent.value_dim, config.attention.o_bias, place, columns=values)
         self._parts += [self._q_up, self._kv_down, self._kv_norm, self._made, self._output]
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -154,14 +155,6 @@ class LatentAttention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
-        assert self._config.attention_scale is not None
         still, rotated = q.split((self._latent.still_dim, self._latent.rotated_dim), dim=2)
-        found = self._backend.attend_latent(
-            self._made.queries(still), rotated, cache.k, metadata, scale=self._config.attention_scale
-        )
+        found = self._backend.attend_latent(self._made.queries(still), rotated, cache.k, metadata, scale=self._scale)
         return self._output(self._made.values(found).flatten(1))
-
-    def run_row(
-        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
-    ) -> None:
-        raise AssertionError("not offered: the fused chain has no latent vectors")

@@ -85,6 +85,11 @@ class MLP:
         self.gate_up.finish()
         self.down.finish()
 
+    @property
+    def dispatches(self) -> bool:
+        """Whether ranks exchange rows: those of experts do."""
+        return False
+
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
         self.down.defer_all_reduce(deferred=deferred)
 

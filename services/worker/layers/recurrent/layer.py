@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from quire.kernels.state_pages import WORD_BYTES, StateShape
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from quire.services.worker.attention.port import AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
-    from quire.services.worker.layers.norm.rms_norm import RMSNorm
     from quire.services.worker.layers.placement import Destination, Loadable
     from quire.services.worker.layers.sharding import HeadShare, Shard
-    from quire.services.worker.models.single_row import RowKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class RecurrentConfig:
     value_dim: int
     conv_width: int
     layers: tuple[bool, ...]  # by layer: whether it is recurrent
+    beside_attention: bool = field(default=False, kw_only=True)  # the recurrent layers have keys and values as well
 
     @property
     def keys(self) -> int:
@@ -95,8 +94,3 @@ class RecurrentLayer(ABC):
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
         return self._output(q)
-
-    def run_row(
-        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
-    ) -> None:
-        raise AssertionError("not offered: the fused chain has no recurrent layers")

@@ -64,7 +64,7 @@ class StateSpace(RecurrentLayer):
         hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
         self._sizes = whole.of_rank(place.shard)
         self._ops, self._place, self._shape = place.ops, place, self._sizes.state
-        self._scales = scales or SpaceScales(output=config.residual_scale)
+        self._scales = scales or SpaceScales(output=config.scales.residual)
         self._mixed = Linear([_input(name, whole, heads)], hidden, whole.input_bias, place)
         channels = _channels(whole, heads), whole.state.num_channels
         self._convolution = Convolution(f"{name}.conv1d", *channels, whole.conv_width, place, bias=whole.conv_bias)

@@ -10,14 +10,24 @@ from quire.services.worker.layers.feed_forward.activation import SILU
 from quire.services.worker.layers.quantization.port import CheckpointQuantization
 from quire.services.worker.layers.quantization.registry import read_quantization
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig
+from quire.services.worker.models.config.block_config import (
+    GATED_SILU,
+    GROUPED_QUERIES,
+    UNSCALED,
+    AttentionConfig,
+    FeedForwardConfig,
+    ScaleConfig,
+)
 from quire.services.worker.models.config.experts_config import ExpertsConfig
-from quire.services.worker.models.config.multipliers import Multipliers
 from quire.services.worker.models.config.rope_config import RopeConfig, max_positions, read_rope
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Grouped-query attention and a gated feed-forward layer in each block, on rotary positions."""
+    """Grouped-query attention and a gated feed-forward layer in each block, on rotary positions.
+
+    Has what every family has, and parts that families vary. A value that only one family's own module reads is a field
+    of a subclass in that module, as Llama4Config."""
 
     vocab_size: int
     hidden_size: int
@@ -32,36 +42,21 @@ class DecoderConfig:
     dtype: str  # of the checkpoint; "" if it does not say
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]  # by layer; 0: none
-    chunked_windows: bool = False  # they begin at multiples of their length instead of sliding
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
-    experts: ExpertsConfig | None = None
+    attention: AttentionConfig = GROUPED_QUERIES
+    feed_forward: FeedForwardConfig = GATED_SILU
+    scales: ScaleConfig = UNSCALED
+    experts: ExpertsConfig | None = None  # in place of some layers' feed-forward
     latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
-    recurrent: RecurrentConfig | None = None  # some layers keep a state in place of keys and values
-    attends_beside: bool = False  # those layers have keys and values as well
-    multipliers: Multipliers | None = None  # of parts of layers
-    activation: str = "silu"
-    fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
-    fused_mlp: bool = False  # gates and ups are
-    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: none
-    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    norm_offset: float = 0.0  # added to the weights of norms
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what layers add to the residual stream
-    logit_scale: float = 1.0
-    logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
+    recurrent: RecurrentConfig | None = None  # some layers keep a state in place of keys and values, or beside them
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
-    num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/methods/mtp.py)
+    num_next_layers: int = 0  # after the last: they predict tokens beyond the next (spec_decode/methods/mtp.py)
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
 
     @property
     def attends(self) -> tuple[bool, ...]:
         """By layer: whether it keeps keys and values."""
-        if self.recurrent is None or self.attends_beside:
+        if self.recurrent is None or self.recurrent.beside_attention:
             return (True,) * self.num_layers
         return tuple(not recurs for recurs in self.recurrent.layers)
 
@@ -112,7 +107,7 @@ def read_decoder(
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         sliding_windows=(0,) * num_layers,
-        activation=activation,
+        feed_forward=FeedForwardConfig(activation),
         quantization=read_quantization(config),
     )
 

@@ -10,9 +10,10 @@ from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE, read_rope
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 from quire.services.worker.models.families.gemma3 import WINDOWED, read_kinds
 
 if TYPE_CHECKING:
@@ -24,30 +25,30 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
 
 
-class CohereLayer(ComposedLayer):
+class CohereLayer(DecoderLayer):
     """x + attention(norm(x)) + feed-forward(norm(x))"""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size = f"model.layers.{index}", config.hidden_size
         self._norm = LayerNorm(f"{name}.input_layernorm", size, config.rms_norm_eps, place, bias=False)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
-        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
-        self._parts = (self._norm, self._attention, self._mlp)
+        self.mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
+        self._parts = (self._norm, self._attention, self.mlp)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        normed = self._norm(residual) if x is None else self._norm(x, residual)
-        return self._attention(normed, batch, cache, cos_sin).add_(self._mlp(normed))
+        x = normed(self._norm, x, residual)
+        return self._attention(x, batch, cache, cos_sin).add_(self.mlp(x))
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        normed = self._norm(residual) if x is None else self._norm(x, residual)
-        return self._attention.store(normed, batch, cache, cos_sin)
+        x = normed(self._norm, x, residual)
+        return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        return self._attention.attend(q, cache, metadata).add_(self._mlp(self._norm(residual)))
+        return self._attention.attend(q, cache, metadata).add_(self.mlp(self._norm(residual)))
 
 
 def read_cohere(config: ConfigFile) -> DecoderConfig:
@@ -59,9 +60,8 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
     return replace(
         decoder,
         rms_norm_eps=config.number("layer_norm_eps", 1e-5),
-        logit_scale=config.number("logit_scale", 0.0625),
-        qkv_bias=bias,
-        o_bias=bias,
+        scales=ScaleConfig(logit=config.number("logit_scale", 0.0625)),
+        attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
     )
 
 
@@ -78,7 +78,7 @@ class CohereForCausalLM(CausalLM):
 
     @staticmethod
     def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
-        eps, scale = config.rms_norm_eps, config.logit_scale
+        eps, scale = config.rms_norm_eps, config.scales.logit
         return LayerNorm("model.norm", config.hidden_size, eps, place, bias=False, scale=scale)
 
 

@@ -11,6 +11,7 @@ from quire.kernels.routing import Routing
 from quire.services.worker.attention.port import LatentBackend
 from quire.services.worker.layers.attention.latent_attention import LatentAttention, LatentConfig
 from quire.services.worker.layers.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.config.rope_config import read_rope
@@ -116,15 +117,12 @@ def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> Decoder
         raise refusal("qk_rope_head_dim", latent.rotated_dim, "rotation takes pairs")
     rope = replace(read_rope(config), share=1.0, interleaved=interleaved)
     decoder = read_decoder(config, rope=rope)
-    bias = config.flag("attention_bias")
+    bias, scale = config.flag("attention_bias"), head_dim**-0.5 * _scale_of_long_contexts(config) ** 2
     return replace(
         decoder,
         head_dim=head_dim,
         num_kv_heads=1,
-        attention_scale=head_dim**-0.5 * _scale_of_long_contexts(config) ** 2,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=False,
+        attention=AttentionConfig(qkv_bias=bias, o_bias=bias, scale=scale),
         latent=latent,
         experts=_experts(config, routing, decoder.num_layers),
     )

@@ -4,7 +4,7 @@ whose sum is added to the residual stream (arXiv 2507.22448)."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
@@ -14,10 +14,11 @@ from quire.services.worker.layers.linear import by_rows
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.recurrent.state_space import SpaceConfig, StateSpace
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
-from quire.services.worker.models.config.multipliers import read_multiplier, read_multipliers
+from quire.services.worker.models.config.multipliers import Multipliers, read_multiplier, read_multipliers
 from quire.services.worker.models.config.space_config import read_space
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,39 +31,48 @@ if TYPE_CHECKING:
 DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
 
 
+@dataclass(frozen=True, slots=True)
+class FalconH1Config(DecoderConfig):
+    """And the multipliers of parts of its layers."""
+
+    multipliers: Multipliers = field(kw_only=True)
+
+
 class FalconH1Attention(Attention):
     """Llama's, with multipliers of what goes in, of keys, and of what comes out."""
 
+    def __init__(self, name: str, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
+        super().__init__(name, config, 0, backend, place, adds_up=False)
+        self._multipliers = config.multipliers
+
     def finish(self) -> None:
-        multipliers, heads = self._config.multipliers, self._heads
-        assert multipliers is not None
+        multipliers, heads = self._multipliers, self._heads
         sizes = [self._config.head_dim * count for count in (heads.num_q, heads.num_kv, heads.num_kv)]
         self.qkv.scale(by_rows((1.0, multipliers.keys, 1.0), sizes), multipliers.attention_input)
         self.output.scale(multipliers.attention_output)
         super().finish()
 
 
-class FalconH1Layer(ComposedLayer):
+class FalconH1Layer(DecoderLayer):
     """The state is the second of the things that it keeps."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
+    def __init__(self, index: int, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         multipliers = config.multipliers
-        assert multipliers is not None
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
-        self._attention = FalconH1Attention(f"{name}.self_attn", config, 0, backend, place, adds_up=False)
+        self._attention = FalconH1Attention(f"{name}.self_attn", config, backend, place)
         self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space, adds_up=False)
         self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place, adds_up=True)
-        self._mlp = MLP(
+        self.mlp = MLP(
             f"{name}.feed_forward",
             size,
             config.intermediate_size,
-            config.mlp_bias,
+            config.feed_forward.bias,
             place,
             scale=multipliers.feed_forward,
             gate_scale=multipliers.gates,
         )
-        self._parts = (self._input_norm, self._attention, self._space, self._middle_norm, self._mlp)
+        self._parts = (self._input_norm, self._attention, self._space, self._middle_norm, self.mlp)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -90,15 +100,15 @@ class FalconH1Layer(ComposedLayer):
     ) -> tuple[Tensor, Tensor]:
         assert batch.beside is not None, "the layer keeps a state, too"
         assert cache.beside is not None
-        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
-        q = self._attention.store(normed, batch, cache, cos_sin)
-        return q, self._space.store(normed, batch.beside, cache.beside, cos_sin)
+        x = normed(self._input_norm, x, residual)
+        q = self._attention.store(x, batch, cache, cos_sin)
+        return q, self._space.store(x, batch.beside, cache.beside, cos_sin)
 
     def _completed(
         self, q: Tensor, found: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
         mixed = self._attention.attend(q, cache, metadata) + self._space.attend(found, cache, metadata)
-        return self._mlp(self._middle_norm(mixed, residual))
+        return self.mlp(self._middle_norm(mixed, residual))
 
 
 class FalconH1ForCausalLM(CausalLM):
@@ -107,24 +117,26 @@ class FalconH1ForCausalLM(CausalLM):
     norm_name: ClassVar[str] = "model.final_layernorm"
 
     @staticmethod
-    def read(config: ConfigFile) -> DecoderConfig:
+    def read(config: ConfigFile) -> FalconH1Config:
         bias = config.flag("attention_bias")
         decoder = read_decoder(config)
-        return replace(
+        decoder = replace(
             decoder,
             rms_norm_eps=config.number("rms_norm_eps", 1e-5),
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=config.flag("mlp_bias"),
-            embedding_scale=read_multiplier(config, "embedding_multiplier"),
-            logit_scale=read_multiplier(config, "lm_head_multiplier"),
-            multipliers=read_multipliers(config),
+            attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
+            feed_forward=replace(decoder.feed_forward, bias=config.flag("mlp_bias")),
+            scales=ScaleConfig(
+                embedding=read_multiplier(config, "embedding_multiplier"),
+                logit=read_multiplier(config, "lm_head_multiplier"),
+            ),
             recurrent=_read_recurrent(config, decoder),
-            attends_beside=True,
         )
+        known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
+        return FalconH1Config(**known, multipliers=read_multipliers(config))
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> FalconH1Layer:
+        assert isinstance(config, FalconH1Config)
         return FalconH1Layer(index, config, backend, place)
 
 
@@ -143,6 +155,7 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
         )
     return replace(
         sizes,
+        beside_attention=True,
         output_bias=config.flag("projectors_bias"),
         has_norm=config.flag("mamba_rms_norm"),
         norm_before_gate=config.flag("mamba_norm_before_gate", True),

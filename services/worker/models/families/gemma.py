@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.activation import GELU_TANH
+from quire.services.worker.models.config.block_config import AttentionConfig, FeedForwardConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import RopeConfig
 from quire.services.worker.models.families.llama import LlamaForCausalLM
@@ -23,12 +24,10 @@ def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderCon
     bias = config.flag("attention_bias")
     return replace(
         decoder,
-        activation=GELU_TANH[0],
-        norm_offset=1.0,
-        embedding_scale=math.sqrt(decoder.hidden_size),
+        feed_forward=FeedForwardConfig(GELU_TANH[0]),
+        scales=ScaleConfig(embedding=math.sqrt(decoder.hidden_size), norm_offset=1.0),
         tie_word_embeddings=config.flag("tie_word_embeddings", True),
-        qkv_bias=bias,
-        o_bias=bias,
+        attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
     )
 
 

@@ -27,9 +27,12 @@ class Gemma2ForCausalLM(CausalLM):
         window = config.integer("sliding_window", 4096)
         return replace(
             decoder,
-            attention_softcap=_cap(config, "attn_logit_softcapping", 50.0),
-            logit_cap=_cap(config, "final_logit_softcapping", 30.0),
-            attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            attention=replace(
+                decoder.attention,
+                softcap=_cap(config, "attn_logit_softcapping", 50.0),
+                scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            ),
+            scales=replace(decoder.scales, logit_cap=_cap(config, "final_logit_softcapping", 30.0)),
             sliding_windows=tuple(window if kind == WINDOWED else 0 for kind in kinds),
         )
 

@@ -33,10 +33,10 @@ class Gemma3ForCausalLM(CausalLM):
         full, local = read_ropes(config)
         decoder = read_gemma(config, full)
         kinds, window = read_kinds(config, decoder.num_layers), config.integer("sliding_window", 4096)
+        scale = config.number("query_pre_attn_scalar", 256) ** -0.5
         return replace(
             decoder,
-            qk_norm=True,
-            attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            attention=replace(decoder.attention, qk_norm=True, scale=scale),
             sliding_windows=tuple(window if kind == WINDOWED else 0 for kind in kinds),
             ropes=tuple(local if kind == WINDOWED else full for kind in kinds),
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import read_rope
 from quire.services.worker.models.families.llama import LlamaForCausalLM
@@ -25,7 +26,8 @@ def read_glm(config: ConfigFile) -> DecoderConfig:
         read_rope(ConfigFile({"partial_rotary_factor": 0.5, **config.values}), partial=True), interleaved=True
     )
     decoder = read_decoder(config, rope=rope)
-    return replace(decoder, qkv_bias=config.flag("attention_bias"), fused_mlp=True)
+    attention = AttentionConfig(qkv_bias=config.flag("attention_bias"))
+    return replace(decoder, attention=attention, feed_forward=replace(decoder.feed_forward, fused=True))
 
 
 class GlmForCausalLM(LlamaForCausalLM):

@@ -11,6 +11,7 @@ from quire.services.worker.layers.feed_forward.activation import KNOWN
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.positions import LearnedPositions
@@ -61,7 +62,8 @@ class GPT2LMHeadModel(LearnedPositions):
         named["intermediate_size"] = config.get("n_inner") or 4 * config.integer("n_embd")
         decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
         scale = None if config.flag("scale_attn_weights", True) else 1.0
-        return replace(decoder, qkv_bias=True, o_bias=True, mlp_bias=True, attention_scale=scale)
+        attention = AttentionConfig(qkv_bias=True, o_bias=True, scale=scale)
+        return replace(decoder, attention=attention, feed_forward=replace(decoder.feed_forward, bias=True))
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
@@ -72,7 +74,7 @@ class GPT2LMHeadModel(LearnedPositions):
             LayerNorm(f"{name}.ln_1", size, eps, place),
             Gpt2Attention(f"{name}.attn", config, 0, backend, place),
             LayerNorm(f"{name}.ln_2", size, eps, place),
-            PlainMLP(up, down, size, True, place, activation=config.activation),
+            PlainMLP(up, down, size, True, place, activation=config.feed_forward.activation),
         )
 
     @staticmethod

@@ -11,6 +11,7 @@ from quire.kernels.routing import Gate, Routing
 from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
 from quire.services.worker.layers.feed_forward.mxfp4 import GROUP, GROUP_BYTES
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.families.qwen2 import WINDOWED
@@ -144,9 +145,8 @@ class GptOssForCausalLM(MixtureForCausalLM):
             names=NAMES,
         )
         bias, windows = config.flag("attention_bias", True), _read_windows(config, decoder.num_layers)
-        return replace(
-            decoder, sliding_windows=windows, qkv_bias=bias, o_bias=bias, attention_sinks=True, experts=experts
-        )
+        attention = AttentionConfig(qkv_bias=bias, o_bias=bias, has_sinks=True)
+        return replace(decoder, sliding_windows=windows, attention=attention, experts=experts)
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.services.worker.layers.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.block_config import ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.families.llama import LlamaForCausalLM
 
@@ -17,10 +18,13 @@ class GraniteForCausalLM(LlamaForCausalLM):
         divisor = config.number("logits_scaling", 1.0)
         if divisor == 0:
             raise refusal("logits_scaling", divisor, "logits are divided by it")
+        decoder = LlamaForCausalLM.read(config)
         return replace(
-            LlamaForCausalLM.read(config),
-            embedding_scale=config.number("embedding_multiplier", 1.0),
-            residual_scale=config.number("residual_multiplier", 1.0),
-            attention_scale=config.number("attention_multiplier", 1.0),
-            logit_scale=1.0 / divisor,
+            decoder,
+            attention=replace(decoder.attention, scale=config.number("attention_multiplier", 1.0)),
+            scales=ScaleConfig(
+                embedding=config.number("embedding_multiplier", 1.0),
+                residual=config.number("residual_multiplier", 1.0),
+                logit=1.0 / divisor,
+            ),
         )

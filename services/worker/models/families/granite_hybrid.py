@@ -47,7 +47,7 @@ class GraniteHybridLayer(MixtureLayer):
             place if experts is None else place_of_shared(place),
             fused=True,
             names=("input_linear", "output_linear"),
-            scale=config.residual_scale,
+            scale=config.scales.residual,
             adds_up=experts is None,
         )
         self.experts = None
@@ -73,7 +73,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
         return replace(
             decoder,
             rope=decoder.rope if kind == "rope" else NO_ROPE,
-            mlp_bias=False,
+            feed_forward=replace(decoder.feed_forward, bias=False),
             intermediate_size=config.integer("shared_intermediate_size", 1024),
             experts=experts,
             recurrent=_read_recurrent(config, decoder),
@@ -93,7 +93,7 @@ def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
     return ExpertsConfig(
         num_experts,
         decoder.intermediate_size,
-        Routing(read_top_k(config, num_experts), scale=decoder.residual_scale),
+        Routing(read_top_k(config, num_experts), scale=decoder.scales.residual),
         sparse_layers=(True,) * decoder.num_layers,
         shared_intermediate_size=config.integer("shared_intermediate_size", 1024),
         by_expert=False,

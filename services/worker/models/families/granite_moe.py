@@ -44,7 +44,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
         experts = ExpertsConfig(
             num_experts,
             decoder.intermediate_size,
-            Routing(read_top_k(config, num_experts), scale=decoder.residual_scale),
+            Routing(read_top_k(config, num_experts), scale=decoder.scales.residual),
             sparse_layers=(True,) * decoder.num_layers,
             by_expert=False,
             names=NAMES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +15,9 @@ from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.state_space import StateSpace
 from quire.services.worker.models import single_row
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.decoder_layer import DecoderLayer, normed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +25,32 @@ if TYPE_CHECKING:
     from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata
     from quire.services.worker.kv.kv_cache import LayerCache
     from quire.services.worker.layers.forward_batch import ForwardBatch
-    from quire.services.worker.layers.placement import Destination, LayerPlacement
-    from quire.services.worker.layers.sharding import Collectives
-    from quire.services.worker.models.single_row import RowKernels
+    from quire.services.worker.layers.placement import LayerPlacement
 
 
-class LlamaLayer:
-    """Attention, then feed-forward, each beside the residual stream and with a norm at its door."""
+Mixer = Attention | LatentAttention | GatedDeltaNet | StateSpace  # of tokens
+
+
+class LlamaLayer(DecoderLayer):
+    """Pre-norm decoder layer: attention, then feed-forward, each with an RMSNorm and added to the residual stream."""
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        x = normed(self.input_norm, x, residual)
+        x = self.attention(x, batch, cache, cos_sin)
+        return self._feed(x, residual)
+
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        return self.attention.store(normed(self.input_norm, x, residual), batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        return self._feed(self.attention.attend(q, cache, metadata), residual)
+
+    def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
+        return self.mlp(self.middle_norm(attended, residual))
 
     def __init__(
         self,
@@ -39,70 +59,31 @@ class LlamaLayer:
         backend: AttentionBackend,
         place: LayerPlacement,
         *,
-        attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
+        attention: Mixer | None = None,
         experts: SparseMLP | MLP | None = None,
     ) -> None:
-        """`attention`: another than Llama's; `experts`: what there is in place of one feed-forward for all tokens."""
+        """`attention`: another than Llama's; `experts`: replaces the dense feed-forward, as a mixture of experts."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        offset, window = config.norm_offset, config.sliding_windows[index]
+        offset, window = config.scales.norm_offset, config.sliding_windows[index]
         norm_adds = attention is None and place.shard.collectives.norms_sums
-        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
-        self._attention: Attention | LatentAttention | GatedDeltaNet | StateSpace = attention or Attention(
+        self.input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
+        self.attention: Mixer = attention or Attention(
             f"{name}.self_attn", config, window, backend, place, adds_up=not norm_adds
         )
-        self._middle_norm = RMSNorm(
+        self.middle_norm = RMSNorm(
             f"{name}.post_attention_layernorm", size, eps, place, offset=offset, adds_up=norm_adds
         )
-        self._mlp: MLP | SparseMLP = experts or MLP(
+        self.mlp: MLP | SparseMLP = experts or MLP(
             f"{name}.mlp",
             size,
             config.intermediate_size,
-            config.mlp_bias,
+            config.feed_forward.bias,
             place,
-            activation=config.activation,
-            fused=config.fused_mlp,
-            scale=config.residual_scale,
+            activation=config.feed_forward.activation,
+            fused=config.feed_forward.fused,
+            scale=config.scales.residual,
         )
-        self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
-
-    def destinations(self) -> Iterator[tuple[str, Destination]]:
-        for part in self._parts:
-            yield from part.destinations()
-
-    def finish(self) -> None:
-        for part in self._parts:
-            part.finish()
-
-    def __call__(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        return self._feed(self._attention(self._normed(x, residual), batch, cache, cos_sin), residual)
-
-    def store(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        return self._attention.store(self._normed(x, residual), batch, cache, cos_sin)
-
-    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        return self._feed(self._attention.attend(q, cache, metadata), residual)
-
-    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
-        self._mlp.run_row(kernels, residual, self._middle_norm)
-
-    def defer_all_reduce(self, *, deferred: bool) -> bool:
-        deferred = deferred and not (isinstance(self._mlp, SparseMLP) and self._mlp.dispatches)
-        self._mlp.defer_all_reduce(deferred=deferred)
-        return deferred
-
-    def complete_all_reduce(self, collectives: Collectives | None) -> None:
-        self._input_norm.complete_all_reduce(collectives)
-
-    def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
-        return self._mlp(self._middle_norm(attended, residual))
-
-    def _normed(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        return self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        self._parts = (self.input_norm, self.attention, self.middle_norm, self.mlp)
 
 
 class LlamaForCausalLM(CausalLM):
@@ -119,8 +100,9 @@ class LlamaForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
-        bias = config.flag("attention_bias")
-        return replace(read_decoder(config), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
+        decoder, bias = read_decoder(config), config.flag("attention_bias")
+        feed_forward = replace(decoder.feed_forward, bias=config.flag("mlp_bias"))
+        return replace(decoder, attention=AttentionConfig(qkv_bias=bias, o_bias=bias), feed_forward=feed_forward)
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> LlamaLayer:

@@ -16,6 +16,7 @@ from quire.services.worker.layers.feed_forward.experts import Experts, SparseMLP
 from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.feed_forward.quantized_experts import QuantizedExperts, experts_of
 from quire.services.worker.layers.sharding import shifted
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.config.rope_config import NO_ROPE, read_rope
@@ -127,10 +128,8 @@ class Llama4ForCausalLM(MixtureForCausalLM):
             decoder,
             intermediate_size=file.integer("intermediate_size_mlp"),
             sliding_windows=_read_chunks(config, rotating),
-            chunked_windows=True,
             ropes=tuple(rope if rotates else NO_ROPE for rotates in rotating),
-            qkv_bias=bias,
-            o_bias=bias,
+            attention=AttentionConfig(qkv_bias=bias, o_bias=bias, chunked_windows=True),
             experts=_read_experts(file, decoder),
         )
         known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
@@ -145,7 +144,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
         if config.experts.sparse_layers[index]:
             feed = Llama4MLP(name, size, config.experts, place, _experts(f"{name}.experts", config, place))
         else:
-            feed = MLP(name, size, config.intermediate_size, False, place, activation=config.activation)
+            feed = MLP(name, size, config.intermediate_size, False, place, activation=config.feed_forward.activation)
         attention = Llama4Attention(index, config, backend, place)
         return MixtureLayer(index, config, backend, place, feed, attention=attention)
 

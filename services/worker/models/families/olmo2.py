@@ -15,8 +15,9 @@ from quire.services.worker.layers.feed_forward.mlp import MLP
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.norm.whole_norm import whole_norms
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.composed_layer import ComposedLayer
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from quire.services.worker.models.decoder_layer import DecoderLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,16 +50,16 @@ class Olmo2Attention(Attention):
         return torch.cat((q, k, v), dim=1)
 
 
-class Olmo2Layer(ComposedLayer):
+class Olmo2Layer(DecoderLayer):
     """Attention, then feed-forward, each with a norm behind it."""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         self._attention = Olmo2Attention(f"{name}.self_attn", config, backend, place)
         self._attention_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
-        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
+        self.mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
         self._mlp_norm = RMSNorm(f"{name}.post_feedforward_layernorm", size, eps, place)
-        self._parts = (self._attention, self._attention_norm, self._mlp, self._mlp_norm)
+        self._parts = (self._attention, self._attention_norm, self.mlp, self._mlp_norm)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -69,7 +70,7 @@ class Olmo2Layer(ComposedLayer):
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         residual += self._attention_norm(self._attention.attend(q, cache, metadata))
-        return self._mlp_norm(self._mlp(residual))
+        return self._mlp_norm(self.mlp(residual))
 
 
 class Olmo2ForCausalLM(CausalLM):
@@ -78,7 +79,7 @@ class Olmo2ForCausalLM(CausalLM):
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
         if config.flag("attention_bias"):
-            return replace(read_decoder(config), qkv_bias=True, o_bias=True)
+            return replace(read_decoder(config), attention=AttentionConfig(qkv_bias=True, o_bias=True))
         return read_decoder(config)
 
     @staticmethod

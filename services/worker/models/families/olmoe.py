@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
 from quire.services.worker.models.families.olmo2 import Olmo2Attention
@@ -34,7 +35,7 @@ class OlmoeForCausalLM(MixtureForCausalLM):
             sparse_layers=(True,) * decoder.num_layers,
         )
         bias = config.flag("attention_bias")
-        return replace(decoder, qkv_bias=bias, o_bias=bias, experts=experts)
+        return replace(decoder, attention=AttentionConfig(qkv_bias=bias, o_bias=bias), experts=experts)
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:

@@ -11,6 +11,7 @@ from quire.services.worker.layers.feed_forward.activation import KNOWN
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.positions import LearnedPositions
@@ -56,7 +57,8 @@ class OPTForCausalLM(LearnedPositions):
         }
         bias = config.flag("enable_bias", True)
         decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
-        return replace(decoder, rms_norm_eps=EPS, qkv_bias=bias, o_bias=bias, mlp_bias=bias)
+        attention, feed_forward = AttentionConfig(qkv_bias=bias, o_bias=bias), replace(decoder.feed_forward, bias=bias)
+        return replace(decoder, rms_norm_eps=EPS, attention=attention, feed_forward=feed_forward)
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
@@ -66,7 +68,7 @@ class OPTForCausalLM(LearnedPositions):
             LayerNorm(f"{name}.self_attn_layer_norm", size, EPS, place),
             OptAttention(f"{name}.self_attn", config, 0, backend, place),
             LayerNorm(f"{name}.final_layer_norm", size, EPS, place),
-            PlainMLP(up, down, size, config.mlp_bias, place, activation=config.activation),
+            PlainMLP(up, down, size, config.feed_forward.bias, place, activation=config.feed_forward.activation),
         )
 
     @staticmethod

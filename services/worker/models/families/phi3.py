@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import read_rope
 from quire.services.worker.models.families.llama import LlamaForCausalLM
@@ -17,4 +18,5 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     def read(config: ConfigFile) -> DecoderConfig:
         decoder = read_decoder(config, rope=read_rope(config, partial=True))
         windows = (config.integer("sliding_window", 0),) * decoder.num_layers
-        return replace(decoder, sliding_windows=windows, fused_qkv=True, fused_mlp=True)
+        attention, feed_forward = AttentionConfig(fused_qkv=True), replace(decoder.feed_forward, fused=True)
+        return replace(decoder, sliding_windows=windows, attention=attention, feed_forward=feed_forward)

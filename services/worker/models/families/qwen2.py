@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.services.worker.layers.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.families.llama import LlamaForCausalLM
 
@@ -16,7 +17,8 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
-        return replace(read_decoder(config), sliding_windows=read_windows(config), qkv_bias=True)
+        attention = AttentionConfig(qkv_bias=True)
+        return replace(read_decoder(config), sliding_windows=read_windows(config), attention=attention)
 
 
 def read_windows(config: ConfigFile) -> tuple[int, ...]:

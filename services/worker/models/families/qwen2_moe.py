@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.experts_config import (
     ExpertsConfig,
@@ -39,5 +40,5 @@ class Qwen2MoeForCausalLM(MixtureForCausalLM):
             shared_intermediate_size=config.integer("shared_expert_intermediate_size"),
             shared_is_gated=True,
         )
-        bias, windows = config.flag("qkv_bias", True), read_windows(config)
-        return replace(read_decoder(config), sliding_windows=windows, qkv_bias=bias, experts=experts)
+        attention, windows = AttentionConfig(qkv_bias=config.flag("qkv_bias", True)), read_windows(config)
+        return replace(read_decoder(config), sliding_windows=windows, attention=attention, experts=experts)

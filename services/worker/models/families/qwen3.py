@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.families.llama import LlamaForCausalLM
 from quire.services.worker.models.families.qwen2 import read_windows
@@ -16,4 +17,5 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
         bias, windows = config.flag("attention_bias"), read_windows(config)
-        return replace(read_decoder(config), sliding_windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
+        attention = AttentionConfig(qkv_bias=bias, o_bias=bias, qk_norm=True)
+        return replace(read_decoder(config), sliding_windows=windows, attention=attention)

@@ -11,6 +11,7 @@ from quire.services.worker.layers.attention.gated_attention import GatedAttentio
 from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.recurrent.gated_delta_net import GatedDeltaNet
 from quire.services.worker.layers.recurrent.layer import RecurrentConfig
+from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import read_rope
 from quire.services.worker.models.families.qwen2_moe import read_qwen_experts
@@ -43,10 +44,8 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
         )
         return replace(
             decoder,
-            qkv_bias=bias,
-            o_bias=bias,
-            qk_norm=True,
-            norm_offset=1.0,
+            attention=AttentionConfig(qkv_bias=bias, o_bias=bias, qk_norm=True),
+            scales=ScaleConfig(norm_offset=1.0),
             experts=experts,
             recurrent=_read_recurrent(config, decoder.num_layers),
         )

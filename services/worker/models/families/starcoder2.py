@@ -12,6 +12,7 @@ from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.prenorm import PrenormLayer
 
@@ -31,22 +32,20 @@ class Starcoder2ForCausalLM(CausalLM):
             decoder,
             rms_norm_eps=config.number("norm_epsilon", 1e-5),
             sliding_windows=(config.integer("sliding_window", 0),) * decoder.num_layers,
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=bias,
+            attention=AttentionConfig(qkv_bias=bias, o_bias=bias),
+            feed_forward=replace(decoder.feed_forward, bias=bias),
         )
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        up = Projection(f"{name}.mlp.c_fc", config.intermediate_size)
+        up, down = Projection(f"{name}.mlp.c_fc", config.intermediate_size), Projection(f"{name}.mlp.c_proj", size)
+        feed_forward = config.feed_forward
         return PrenormLayer(
             LayerNorm(f"{name}.input_layernorm", size, eps, place),
             Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place),
             LayerNorm(f"{name}.post_attention_layernorm", size, eps, place),
-            PlainMLP(
-                up, Projection(f"{name}.mlp.c_proj", size), size, config.mlp_bias, place, activation=config.activation
-            ),
+            PlainMLP(up, down, size, feed_forward.bias, place, activation=feed_forward.activation),
         )
 
     @staticmethod

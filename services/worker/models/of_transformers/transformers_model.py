@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.config_file import ConfigFile
-from quire.services.worker.models.causal_lm import CausalLM, Layer
+from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.rope_config import NO_ROPE
+from quire.services.worker.models.decoder_layer import DecoderLayer
 from quire.services.worker.models.of_transformers import transformers_config
 from quire.services.worker.models.of_transformers.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
@@ -53,7 +54,7 @@ class TransformersCausalLM(CausalLM):
         return transformers_config.read(config)
 
     @staticmethod
-    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> Layer:
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> DecoderLayer:
         raise AssertionError("layers are those of transformers")
 
     @staticmethod

@@ -6,14 +6,13 @@ import contextlib
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from quire.services.worker.ranks.group import RankFailure
 from quire.services.worker.ranks.hosts import wire
 from quire.services.worker.ranks.hosts.channel import Channel, Proofs
 from quire.services.worker.ranks.hosts.wire import Welcome
+from quire.services.worker.ranks.peer_rank import PeerRank
 from quire.services.worker.ranks.seat import Seat
 from quire.services.worker.ranks.wire import RankReply
 from quire.shared.errors import FailedPrecondition, QuireError
@@ -23,52 +22,41 @@ log = logger("worker.ranks")
 
 HANDSHAKE_PATIENCE_S = 10.0
 SEND_PATIENCE_S = 20  # of a host that takes nothing
-MOST_SILENT_LOOKS = 10  # at a rank of another host, of check(): pulses come twice a second
 
 
-@dataclass
-class RemoteRank:
+class RemoteRank(PeerRank):
     """A rank of another host."""
 
-    number: int
-    node: Node
-    ready: bool = field(default=False)
-    stopping: bool = field(default=False)
-    replies: queue.SimpleQueue[RankReply | None] = field(default_factory=queue.SimpleQueue)  # None: the link has ended
-    pulse: int = 0
-    _seen_pulse: int = -1
-    _silent_looks: int = 0
+    max_silent_checks = 10  # pulses come twice a second
+    last_pulse = -1
 
-    def reply_to(self, number: int, patience_s: float) -> RankReply:
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                reply = self.replies.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise self._failure(f"has not answered within {patience_s:.0f} s") from None
-            if reply is None:
-                self.replies.put(None)
-                raise self._failure(f"is gone: {self.node.lost}")
-            if not reply.done:
-                raise self._failure(f"failed: {reply.text.decode(errors='replace')}")
-            if reply.number == number:
-                return reply
-
-    def check(self) -> None:
-        if self.stopping:
-            return
-        if self.node.lost:
-            raise self._failure(f"is gone: {self.node.lost}")
-        self._silent_looks = self._silent_looks + 1 if self.ready and self.pulse == self._seen_pulse else 0
-        self._seen_pulse = self.pulse
-        if self._silent_looks > MOST_SILENT_LOOKS:
-            raise self._failure("gives no sign of life")
+    def __init__(self, number: int, node: Node) -> None:
+        super().__init__(number)
+        self.node, self.pulse = node, 0
+        self.replies: queue.SimpleQueue[RankReply | None] = queue.SimpleQueue()  # None: the link has ended
 
     def end(self, deadline: float) -> None:
-        """Its host ends it, when it is told to or the link ends."""
+        """Does nothing: its host ends it, on a command or when the link ends."""
 
-    def _failure(self, what: str) -> RankFailure:
+    def failure(self, what: str) -> RankFailure:
         return RankFailure(f"rank {self.number} on node {self.node.number} {what}")
+
+    def _receive(self, timeout_s: float) -> RankReply | None:
+        try:
+            reply = self.replies.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if reply is None:
+            self.replies.put(None)
+            raise self.failure(f"is gone: {self.node.lost}")
+        return reply
+
+    def _check_link(self) -> None:
+        if self.node.lost:
+            raise self.failure(f"is gone: {self.node.lost}")
+
+    def _pulse(self) -> int:
+        return self.pulse
 
 
 class Node:

@@ -23,6 +23,7 @@ from quire.services.worker.layers.forward_batch import ForwardBatch
 from quire.services.worker.layers.norm.rms_norm import RMSNorm
 from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement, Loadable
 from quire.services.worker.models.causal_lm import CausalLM
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.shared.errors import InvalidArgument
 
@@ -62,14 +63,12 @@ def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
 def read_head_decoder(config: ConfigFile) -> DecoderConfig:
     """Its architecture says whether queries and keys are normed and whether projections have biases."""
     names = _architectures(config)
-    bias = config.flag("attention_bias")
-    return replace(
-        read_decoder(config),
-        qkv_bias=config.flag("qkv_bias", bias or "Qwen2" in names),
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
-        qk_norm="Qwen3" in names,
+    decoder, bias = read_decoder(config), config.flag("attention_bias")
+    attention = AttentionConfig(
+        qkv_bias=config.flag("qkv_bias", bias or "Qwen2" in names), o_bias=bias, qk_norm="Qwen3" in names
     )
+    feed_forward = replace(decoder.feed_forward, bias=config.flag("mlp_bias"))
+    return replace(decoder, attention=attention, feed_forward=feed_forward)
 
 
 def _architectures(config: ConfigFile) -> str:
@@ -129,9 +128,9 @@ class EagleHead:
             f"model.{layer}.mlp",
             size,
             decoder.intermediate_size,
-            decoder.mlp_bias,
+            decoder.feed_forward.bias,
             place,
-            activation=decoder.activation,
+            activation=decoder.feed_forward.activation,
         )
         self._norm = norm("norm", config.norms_output)
         self._inputs = TwoInputs("model.fc", size, place)

@@ -6,17 +6,14 @@ fewer tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from quire.services.worker.attention.backends import choose_attention
-from quire.services.worker.kv.kv_memory import block_shape
-from quire.services.worker.models.attention_spec import attention_spec
 from quire.services.worker.spec_decode.config import SpeculativeConfig
 from quire.services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
 from quire.services.worker.spec_decode.draft_models.features import FeatureProposer
+from quire.services.worker.spec_decode.draft_models.head_site import head_site
 from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 from quire.shared.models.model_identity import read_config
 
@@ -27,23 +24,18 @@ class Eagle3:
     needs_features = needs_prompts = True
 
     def __init__(self, settings: SpeculativeConfig, target: DraftTarget) -> None:
-        folder = Path(settings.model).expanduser()
-        limits, self.model = target.limits, target.model
-        head_config = read_eagle3(read_config(folder), self.model.config)
-        config = head_config.decoder
-        self.place = replace(target.place, checkpoint=config.quantization)
-        spec = attention_spec(config, limits.block_size, self.place, has_trees=settings.tree is not None)
-        backend = choose_attention(target.attention_backend, spec)
-        self._size = config.hidden_size
-        names = target.loader.names(folder)
+        folder, self.model = Path(settings.model).expanduser(), target.model
+        config = read_eagle3(read_config(folder), self.model.config)
+        site = head_site(config.decoder, settings, target)
+        self.place, self.shape, self.block_bytes = site.place, site.shape, site.shape.num_bytes
+        names, num_positions = target.loader.names(folder), target.limits.max_model_len
+        self._size = config.decoder.hidden_size
         self.head = Eagle3Head(
-            head_config, self.model.config, names, backend, place=self.place, num_positions=limits.max_model_len
+            config, self.model.config, names, site.backend, place=site.place, num_positions=num_positions
         )
         self.heads = (self.head,)
         target.loader.load(self.head, folder)
-        self.model.keep_states(head_config.layers)
-        self.shape = block_shape(spec, 1, self.place.dtype)
-        self.block_bytes = self.shape.num_bytes
+        self.model.keep_states(config.layers)
 
     def start(self, worker: DrafterWorker) -> FeatureProposer:
         return FeatureProposer(self, worker, size=self._size, enter=self.head.taken)

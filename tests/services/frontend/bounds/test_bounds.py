@@ -28,6 +28,7 @@ from quire.shared.settings import FrontendSettings
 from quire.shared.settings.request_limits import RequestLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.waiting import loop_turns
 
 SMALL = {
     "max_values": 3000,
@@ -383,7 +384,7 @@ async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
     async def other() -> None:
         while len(done) < 22:
             seen.append(len(done))
-            await asyncio.sleep(0)
+            await loop_turns()
 
     seen: list[int] = []
     sizes = [heavy.LIGHT_BYTES + size for size in (9, 3, 5, 1, 7)] * 4

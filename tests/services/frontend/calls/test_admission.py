@@ -11,6 +11,7 @@ import pytest
 from quire.services.frontend.calls.admission import CallAdmission, Lease
 from quire.shared.errors import QuireError, ResourceExhausted, Unavailable
 from quire.shared.metrics.frontend import FrontendMetrics
+from tests.waiting import loop_turns
 
 
 def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[CallAdmission, FrontendMetrics]:
@@ -82,7 +83,7 @@ async def test_closed_means_unavailable_and_idle_means_empty() -> None:
     with pytest.raises(Unavailable):
         taken(admission, 1, 1)
     waiting = asyncio.create_task(admission.idle())
-    await asyncio.sleep(0)
+    await loop_turns()
     assert not waiting.done()
     lease.release()
     await waiting

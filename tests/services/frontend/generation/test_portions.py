@@ -12,6 +12,7 @@ from quire.services.frontend.generation import generation
 from quire.services.frontend.scheduler_client.client import SchedulerClient
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.waiting import eventually, loop_turns
 
 PROMPTS = 40
 
@@ -27,7 +28,7 @@ async def test_others_have_turns_between_the_prompts_of_one_call(folder: Path, m
         nonlocal turns
         while True:
             turns += 1
-            await asyncio.sleep(0)
+            await loop_turns()
 
     monkeypatch.setattr(SchedulerClient, "submit", noted)
     monkeypatch.setattr(generation, "TOKENS_IN_A_TURN", 4 * generation.LIKE_TOKENS)
@@ -52,10 +53,7 @@ async def test_a_client_that_leaves_between_two_portions_leaves_nothing_behind(
         for leave_after in range(1, 12):
             body = {"prompt": ["x"] * PROMPTS, "max_tokens": 50, "ignore_eos": True}
             asking = asyncio.create_task(frontend.http.post("/v1/completions", json=body))
-            for _ in range(4 * leave_after):
-                await asyncio.sleep(0)
+            await loop_turns(4 * leave_after)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            async with asyncio.timeout(60):
-                while frontend.frontend.door.admission.num_samples or script.num_running:
-                    await asyncio.sleep(0.002)
+            await eventually(lambda: not frontend.frontend.door.admission.num_samples and (not script.num_running))

@@ -21,6 +21,7 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from quire.shared.errors import InvalidArgument
 from tests.priorities import behind
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
+from tests.waiting import loop_turns
 
 CL100K = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -172,7 +173,7 @@ async def test_the_shortest_goes_first() -> None:
     async def work(amount: int) -> None:
         async with turns.turn(amount):
             order.append(amount)
-            await asyncio.sleep(0)
+            await loop_turns()
 
     async with asyncio.TaskGroup() as tasks:
         for amount in (50, 40, 30, 10, 20):
@@ -191,12 +192,12 @@ async def test_turns_survive_those_who_leave() -> None:
     tasks = [asyncio.create_task(hold()) for _ in range(50)]
     chance.shuffle(tasks)
     for task in tasks:
-        await asyncio.sleep(0)
+        await loop_turns()
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     async with asyncio.timeout(60), turns.turn(1):
-        assert turns._places == 0
-    assert turns._places == 1
+        assert turns.places == 0
+    assert turns.places == 1
 
 
 async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
@@ -241,7 +242,7 @@ async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
     try:
         alone = [encoder.encode_now(text, add_special_tokens=False) for text in texts]
         many = asyncio.ensure_future(encoder.encode_all(texts))
-        await asyncio.sleep(0)
+        await loop_turns()
         await encoder.encode("some words " * 200, add_special_tokens=False)
         assert not many.done()
         assert [ids.tolist() for ids in await many] == alone
@@ -266,7 +267,7 @@ async def test_many_ids_are_decoded_to_the_same_text_beside_the_loop() -> None:
         ids = [number % 2000 for number in range(30_000)]
         for skips in (False, True):
             waiting = asyncio.ensure_future(decoding.decode_long(ids, skip_special_tokens=skips))
-            await asyncio.sleep(0)
+            await loop_turns()
             assert not waiting.done()
             assert await waiting == decoding.decode(ids, skip_special_tokens=skips)
             few = ids[:50]

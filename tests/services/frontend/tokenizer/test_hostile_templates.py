@@ -16,6 +16,7 @@ from quire.services.frontend.tokenizer.conversations.template_runner import Rend
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
+from tests.waiting import loop_turns
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = {
@@ -98,7 +99,7 @@ async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> Non
         waiting = asyncio.ensure_future(tokenizer.conversations.sections(said("hello")))
         turns, started = 0, time.thread_time()
         while not waiting.done():
-            await asyncio.sleep(0)
+            await loop_turns()
             turns += 1
         assert turns > 100
         assert time.thread_time() >= started

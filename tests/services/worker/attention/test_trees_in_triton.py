@@ -16,6 +16,7 @@ from quire.services.worker.attention.triton import TritonAttention
 from quire.services.worker.graphs.chunk_graphs import ChunkShape
 from quire.services.worker.replica.replica import Replica
 from tests.interpreter import ON_GPU
+from tests.kernels.triton.tuned import tune
 from tests.services.worker.graphs.test_chunk_graphs import use_chunk_graphs
 from tests.spec_decode.methods import TREES
 from tests.spec_decode.pair import Pair, build
@@ -50,10 +51,10 @@ class Interpreted(TritonAttention):
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = backends._load
-    monkeypatch.setattr(backends, "_load", lambda name: Interpreted() if name == "triton" else load(name))
+    load = backends.load_backend
+    monkeypatch.setattr(backends, "load_backend", lambda name: Interpreted() if name == "triton" else load(name))
     monkeypatch.setattr(Interpreted, "num_masked", 0)
-    monkeypatch.setattr("quire.kernels.triton.attention.decode_attention.ENOUGH_PROGRAMS", 16)
+    tune(monkeypatch, "attention.decode_attention", enough_programs=16)
     torch.set_num_threads(1)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from quire import kernels
 from quire.services.worker.attention.triton import TritonAttention
+from tests.kernels.triton.tuned import tune
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
@@ -23,7 +24,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         TritonAttention, "reject_reason", lambda self, spec: accepts(self, dataclasses.replace(spec, device="cuda"))
     )
     monkeypatch.setattr("quire.kernels.triton.unavailable", lambda: None)
-    monkeypatch.setattr("quire.kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 4)
+    tune(monkeypatch, "attention.latent_blocks", enough_programs=4)
     names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
     load = kernels.load
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.config.rope_config import RopeConfig, read_rope
+from quire.services.worker.models.families import cohere
+from quire.services.worker.models.families.falcon_h1 import FalconH1Config
+from quire.services.worker.models.families.llama4 import Llama4Config
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import InvalidArgument
 
@@ -104,7 +109,7 @@ def test_qwen_windows_come_from_layer_types_or_from_the_first_windowed_layer() -
 def test_biases_and_norms_by_family() -> None:
     def traits(architecture: str, **changes: Any) -> tuple[bool, bool, bool, bool]:
         config = read(architectures=[architecture], **changes)
-        return config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm
+        return config.attention.qkv_bias, config.attention.o_bias, config.feed_forward.bias, config.attention.qk_norm
 
     assert traits("LlamaForCausalLM") == (False, False, False, False)
     assert traits("LlamaForCausalLM", attention_bias=True, mlp_bias=True) == (True, True, True, False)
@@ -159,9 +164,9 @@ def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], text
 
 def test_a_gemma_2_that_does_not_say_has_the_caps_and_windows_of_the_published_ones() -> None:
     config = read(**GEMMA2, num_hidden_layers=4)
-    assert (config.attention_softcap, config.logit_cap) == (50, 30)
+    assert (config.attention.softcap, config.scales.logit_cap) == (50, 30)
     assert config.sliding_windows == (4096, 0, 4096, 0)
-    assert read(**GEMMA2, final_logit_softcapping=None).logit_cap == 0
+    assert read(**GEMMA2, final_logit_softcapping=None).scales.logit_cap == 0
 
 
 def test_the_first_name_of_longrope_means_the_same() -> None:
@@ -173,3 +178,14 @@ def test_the_first_name_of_longrope_means_the_same() -> None:
     ]
     assert named[0] == named[1]
     assert named[0].kind == "longrope"
+
+
+def test_what_only_one_family_reads_is_no_field_of_every_decoder() -> None:
+    names = {field.name for field in fields(DecoderConfig)}
+    worker = Path(cohere.__file__).parents[2]
+    everywhere = "".join(
+        path.read_text() for path in worker.rglob("*.py") if path.parent.name not in ("families", "config")
+    )
+    assert {name for name in names if f".{name}" not in everywhere} == set()
+    own = {field.name for family in (Llama4Config, FalconH1Config) for field in fields(family)} - names
+    assert own == {"unit_queries", "temperature", "multipliers"}

@@ -36,9 +36,9 @@ class RankedPair(Pair):
         return self._finished(*flight) if flight[1].launch.settled else flight
 
     def result(self) -> None:
-        if isinstance(self._results[0], tuple):
+        if isinstance(self.results[0], tuple):
             with torch.inference_mode():
-                self._results[0] = self._finished(*self._results[0])
+                self.results[0] = self._finished(*self.results[0])
         super().result()
 
     def _finished(self, ticket: int, flight: StepInFlight) -> pb.StepResult:

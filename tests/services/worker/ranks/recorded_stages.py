@@ -30,7 +30,8 @@ from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.replica.replica import Replica
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
-from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.graphs.pretending import Copying
+from tests.services.worker.parts import give_memory_of_its_own, runner_of
 from tests.services.worker.rig import Rig
 
 
@@ -53,9 +54,8 @@ def makers() -> Iterator[list[GraphMaker]]:
 
 
 def record(replica: Replica, maker: GraphMaker) -> None:
-    runner, table = replica._runner, replica.table
-    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
-    runner.prepare(runner.caches, table.block_table, runner.slot_memory.num_groups)
+    runner, table = runner_of(replica), replica.table
+    give_memory_of_its_own(replica, runner.slot_memory.num_groups)
     maker.record(runner, replica.limits, table.block_table)
 
 
@@ -183,7 +183,7 @@ class Pipeline:
             self._boxes.catch_up()
 
     def _count(self, number: int) -> None:
-        runner: Any = self.rigs[number].replica._runner
+        runner: Any = runner_of(self.rigs[number].replica)
 
         def counted(launch: Any, counts: list[int]) -> Any:
             def launching(*arguments: Any) -> Any:

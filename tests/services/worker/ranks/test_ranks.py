@@ -142,7 +142,7 @@ def await_failure(group: LocalRanks) -> RankFailure:
 def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: Make, ranks: LocalRanks) -> None:
     rig = Rig(checkpoint("llama").folder)
     ranks.check()
-    process = ranks._local.ranks[0].process
+    process = ranks.local.ranks[0].process
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
     assert "rank 1 is gone" in await_failure(ranks).message
@@ -154,8 +154,8 @@ def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) 
     group = LocalRanks(3, functools.partial(build, checkpoint("llama").folder))
     try:
         group.start()
-        first, second = (rank.process for rank in group._local.ranks)
-        group._local.ranks[0].replies.close()  # as when the process of rank 0 ends
+        first, second = (rank.process for rank in group.local.ranks)
+        group.local.ranks[0].replies.close()  # as when the process of rank 0 ends
         first.join(60)
         assert first.exitcode == EXIT_ORPHANED
         group.stop(60.0)
@@ -183,7 +183,7 @@ async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
     )
     yield engine
     assert await engine.stop(60.0)
-    assert not any(rank.process.is_alive() for rank in group._local.ranks)
+    assert not any(rank.process.is_alive() for rank in group.local.ranks)
 
 
 class Results(Inbox):
@@ -213,9 +213,9 @@ async def test_an_engine_of_two_ranks_answers_once_and_as_one_of_one(checkpoint:
 
 async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
     await engine.started
-    group = engine._ranks
+    group = engine.ranks
     assert isinstance(group, LocalRanks)
-    process = group._local.ranks[0].process
+    process = group.local.ranks[0].process
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)

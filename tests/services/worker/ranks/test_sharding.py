@@ -69,7 +69,7 @@ class RankedRig(Rig):
     """Rank 0 is here."""
 
     def __init__(self, folder: Path, group: LocalRanks, *, record_logits: bool = True, **settings: Any) -> None:
-        self._group = group
+        self.group = group
         super().__init__(folder, seat=group.seats[0], record_logits=record_logits, **settings)
 
     def forget(self) -> None:
@@ -83,23 +83,23 @@ class RankedRig(Rig):
     @torch.inference_mode()
     def obey(self, order: pb.DeviceOrder) -> None:
         """Every rank; no step is under way."""
-        ticket = self._group.order(order)
+        ticket = self.group.order(order)
         self.replica.obey(order)
-        assert not self._group.settle(ticket)
+        assert not self.group.settle(ticket)
 
     @torch.inference_mode()
     def launch(self, plan: Any) -> Flight:
-        return self._group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
+        return self.group.broadcast(decode_plan(plan)), self.replica.launch(decode_plan(plan))
 
     @torch.inference_mode()
     def finish(self, flight: Flight) -> Any:
         """Of launched steps, the oldest."""
         ticket, step = flight
         if not step.launch.settled:
-            self._group.settle_step()
+            self.group.settle_step()
             self.replica.settle()
         outcome = step.launch.wait()
-        self._group.collect(ticket, step.inputs)
+        self.group.collect(ticket, step.inputs)
         self.replica.record(step, outcome)
         return encode_result(step.result(outcome, wait_us=0))
 

@@ -14,6 +14,7 @@ from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.metrics.worker import Peak, StepCost, WorkerMetrics
 from tests.services.worker import checkpoints
+from tests.services.worker.parts import runner_of
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -24,13 +25,13 @@ def costs(folder: Path) -> list[StepCost]:
     """Of a prompt of 20 tokens, and of the two steps behind it."""
     rig = Rig(folder)
     found: list[StepCost] = []
-    launch = rig.replica._runner.launch
+    launch = runner_of(rig.replica).launch
 
     def watched(inputs: StepInputs, new_blocks: object) -> object:
         found.append(rig.replica.cost_model.of(inputs))
         return launch(inputs, new_blocks)
 
-    rig.replica._runner.launch = watched
+    runner_of(rig.replica).launch = watched
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     rig.step()
     rig.step()

@@ -20,6 +20,7 @@ from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from tests.waiting import eventually
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
 
@@ -98,8 +99,7 @@ async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:
     receiver = Receiver()
     await engine.rest(receiver)  # type: ignore[arg-type]
     engine.submit(receiver, decode_plan(admit(1, 8, 1, [1, 2, 3])))  # type: ignore[arg-type]
-    while not receiver.reasons:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: receiver.reasons)
     running.cancel()
     assert "step 1 breaks the session" in receiver.reasons[0]
 

@@ -15,7 +15,6 @@ from quire.kernels import cpu
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept
-from quire.services.worker.spec_decode import proposer
 from quire.services.worker.spec_decode.agreement import Agreement
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
@@ -76,15 +75,14 @@ def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 16), (30, 16), (31, 15), (34, 14), (500, 1)])
-def test_a_search_ends_by_what_was_read(length: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_by_what_was_read(length: int, found: int) -> None:
     """Who had no turn is the first the next time."""
-    monkeypatch.setattr(proposer, "SEARCH_WORK", 10)
-    monkeypatch.setattr(proposer, "MOST_WORK", 16 * 40)
     asked: list[int] = []
     history = TokenHistory(WorkerLimits(4, 16, 64, 512, 61))
     for slot in range(16):
         history.begin(slot, array(*[slot] * length))
     host = HostProposer()
+    host.search_work, host.most_work = 10, 16 * 40
     for _ in range(4):
         drafts = host.search(
             Wanted(np.arange(16), np.ones(16, np.int32), history),
@@ -130,7 +128,6 @@ def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "MOST_WORK", 8)
     monkeypatch.setattr(ngram, "MOST_TOKENS", 8)
     monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
     monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
@@ -138,6 +135,7 @@ def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: 
     for slot in range(6):
         history.begin(slot, array(1, 1, 1, 1))
     finder = NgramProposer(1, 1)
+    finder.most_work = 8
     turns = [drafts_by_slot(finder.propose(Wanted(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
     assert sorted(slot for turn in turns[:-1] for slot in turn) == list(range(6))
     assert turns[-1] == turns[0]

@@ -17,6 +17,7 @@ from quire.services.worker.replica.flight import StepInFlight
 from quire.services.worker.structured import mask_maker
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal
+from tests.services.worker.parts import filler_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, text
 
@@ -37,7 +38,7 @@ def test_on_a_gpu_with_two_steps_under_way(
     said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
     under_way: deque[StepInFlight] = deque()
     if late:
-        filler = rig.replica._runner.sampler.grammar_masks.maker._filler
+        filler = filler_of(rig.replica)
         fill = filler.fill
 
         def slowly(*arguments: Any) -> None:
@@ -74,8 +75,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     rig = on_gpu(graphs=True)
     digits = prepare(rig, regex=r"\d{3}")
     hanging = threading.Event()
-    masks = rig.replica._runner.sampler.grammar_masks
-    monkeypatch.setattr(masks.maker._filler, "fill", lambda *_: hanging.wait(20))
+    monkeypatch.setattr(filler_of(rig.replica), "fill", lambda *_: hanging.wait(20))
     new = [admit(tokenizer, 0, digits)]
     with torch.inference_mode():
         flight = rig.replica.launch(decode_plan(rig.scheduler.plan(new, {0: len(new[0].tokens)})))

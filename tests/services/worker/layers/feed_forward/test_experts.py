@@ -115,7 +115,7 @@ def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
     values = {**MIXTRAL, "architectures": ["GptOssForCausalLM"], "sliding_window": 100}
     config = read_model_config(values)
     assert config.sliding_windows == (100, 0, 100, 0)
-    assert config.attention_sinks
+    assert config.attention.has_sinks
     kinds = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
     assert read_model_config({**values, "layer_types": kinds}).sliding_windows == (0, 0, 100, 0)
     with pytest.raises(InvalidArgument, match=r"layer_types is .*: one of full_attention, sliding_attention is needed"):
@@ -178,4 +178,4 @@ def test_an_eagle_head_of_such_a_model_is_dense() -> None:
     sizes |= {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     for values in ({**MIXTRAL, "architectures": ["GptOssForCausalLM"]}, DEEPSEEK):
         head = read_eagle(sizes, read_model_config(values)).decoder
-        assert (head.experts, head.latent, head.attention_sinks, head.attention_scale) == (None, None, False, None)
+        assert (head.experts, head.latent, head.attention.has_sinks, head.attention.scale) == (None, None, False, None)

@@ -9,8 +9,11 @@ import pytest
 
 from quire.cli import up
 from quire.cli.main import _parse
-from quire.cli.vllm_flag_table import ANYWAY, IF_VALUE, REFUSED, SHORT, SYNONYMS
-from quire.cli.vllm_flags import SWITCHES
+from quire.flags import cluster_flags
+from quire.flags.parser import CommandParser
+from quire.flags.vllm_accepted_flags import ANYWAY, IF_VALUE, SHORT, SYNONYMS
+from quire.flags.vllm_flag_table import REFUSED
+from quire.flags.vllm_flags import SWITCHES
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES
 
@@ -18,8 +21,8 @@ from quire.shared.settings import SERVICES
 OF_VLLM = (Path(__file__).parent / "vllm_flags.txt").read_text().split()
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser()
+def parser() -> CommandParser:
+    made = CommandParser()
     up.configure(made)
     return made
 
@@ -145,7 +148,7 @@ def test_a_model_may_stand_behind_its_served_name_or_its_flag() -> None:
         ["--served-model-name", "a", "folder"],
         ["--model", "folder", "--served-model-name", "a"],
     ):
-        options = up.options_from(_parse(["serve", *words]))
+        options = cluster_flags.options(_parse(["serve", *words]))
         assert (options.model, options.served_model_name) == ("folder", "a")
 
 
@@ -158,14 +161,14 @@ def test_a_model_may_stand_behind_its_served_name_or_its_flag() -> None:
     ],
 )
 def test_further_served_names_are_names_of_the_same_model(words: list[str]) -> None:
-    options = up.options_from(_parse(["serve", *words]))
+    options = cluster_flags.options(_parse(["serve", *words]))
     assert (options.model, options.served_model_name) == ("folder", "a")
     assert options.settings["frontend"]["served_model_aliases"] == ("b",)
 
 
 def test_two_models_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="model: one is served, got 'one' and 'other'"):
-        up.options_from(_parse(["serve", "one", "--model", "other"]))
+        cluster_flags.options(_parse(["serve", "one", "--model", "other"]))
 
 
 @pytest.mark.parametrize(

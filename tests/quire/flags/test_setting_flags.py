@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.flags import add_settings
 from quire.cli.main import COMMANDS, main
+from quire.flags.setting_flags import add_settings
 from quire.shared.settings import SERVICES
 from quire.shared.settings.base import OTHER_VARIABLES, is_secret
 

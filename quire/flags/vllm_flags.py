@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.parser import CommandParser
-from quire.cli.vllm_flag_table import ANYWAY, IF_VALUE, REFUSED, SHORT, SYNONYMS
+from quire.flags.parser import CommandParser
+from quire.flags.vllm_accepted_flags import ANYWAY, IF_VALUE, SHORT, SYNONYMS
+from quire.flags.vllm_flag_table import REFUSED
 
 SWITCHES = ("--disable-", "--enable-", "--enforce-", "--return-", "--trust-", "--use-")  # have a --no- form
 

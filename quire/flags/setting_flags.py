@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -42,7 +42,7 @@ def add_setting(
     }
     annotation = field.annotation
     if is_secret(field):
-        options |= {"type": _refuse_secret(name), "metavar": name.rsplit("_", 1)[-1].upper(), "help": argparse.SUPPRESS}
+        options |= {"action": RefusedSecret, "metavar": name.rsplit("_", 1)[-1].upper(), "help": argparse.SUPPRESS}
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
         return
     if annotation is bool:
@@ -56,7 +56,7 @@ def add_setting(
         options["metavar"] = "A,B,..."
     elif is_mapping(annotation):
         options["type"] = mapping
-        options["action"] = _Merge
+        options["action"] = MergeNames
         options["metavar"] = "NAME=VALUE,..."
     else:
         options["type"] = human_int if annotation is int else annotation
@@ -70,17 +70,21 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
             add_setting(parser, name, field)
 
 
-def _refuse_secret(name: str) -> Callable[[str], str]:
-    def refuse(_text: str) -> str:
+class RefusedSecret(argparse.Action):
+    """Refuses a value that others could read, and names the places where it belongs."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        name = self.dest.rpartition(".")[2]
         variables = " or ".join(f"QUIRE_{s}_{name}".upper() for s, m in SERVICES.items() if name in m.model_fields)
-        raise argparse.ArgumentTypeError(
-            f"a command line can be read by others; put it into the environment ({variables}) or into the settings file"
+        parser.error(
+            f"argument {option}: a command line can be read by others; put it into the environment ({variables}) or "
+            "into the settings file"
         )
 
-    return refuse
 
-
-class _Merge(argparse.Action):
+class MergeNames(argparse.Action):
     """A mapping's flag may be given several times; each adds its names, none says one again."""
 
     def __call__(
