@@ -269,7 +269,8 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "kimi_k3",
         'Hm.<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1'
         '<|close|>argument<|sep|><|open|>argument key="b" type="string"<|sep|> 2\n<|close|>argument<|sep|>'
-        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
         ["Hm.", ("add", {"a": 1, "b": " 2\n"}), ("now", {})],
     ),
     (
