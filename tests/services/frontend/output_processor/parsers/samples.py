@@ -232,7 +232,12 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "minicpm5",
         'Intro.\n<function name="add"><param name="a">1</param><param name="b"><![CDATA[x < </param>\n&]]></param>'
         '</function>\n<function name="now"></function>\nOutro.',
-        ["Intro.", ("add", {"a": 1, "b": "x < </param>\n&"}), ("now", {}), "Outro."],
+        ["Intro.", ("add", {"a": 1, "b": "x < </param>\n&"}), ("now", {}), "\nOutro."],
+    ),
+    (  # omlx#3429: with a tag around it, as other families have it
+        "minicpm5",
+        'So.<tool_call>\n<function name="add"><param name="a">1</param></function>\n</tool_call>',
+        ["So.", ("add", {"a": 1})],
     ),
     (  # values as Python writes them; arguments in one parameter (vllm's test_arguments_wrapped_arguments)
         "minicpm5",
