@@ -22,7 +22,7 @@ DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
 
 
-class DeviceTimings(Protocol):
+class StepTimings(Protocol):
     """What a step took on the device."""
 
     @property
@@ -43,7 +43,7 @@ class FinishedStep(Protocol):
         """From the arrival of its plan to its launch."""
 
     @property
-    def timings(self) -> DeviceTimings: ...
+    def timings(self) -> StepTimings: ...
 
     @property
     def token_ids(self) -> Sized: ...
