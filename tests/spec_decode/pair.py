@@ -21,6 +21,7 @@ from quire.services.scheduler.core.plan import Finished, LogprobColumns, Logprob
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import Family
 from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
+from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
 from quire.services.scheduler.values.payload import Payload
 from quire.services.worker.building.build import build_replica, open_grammars
@@ -116,7 +117,7 @@ class Pair:
             key=len(self.answers),
             owner=0,
             sequence_id=len(self.answers),
-            tokens=bytearray(tokens),
+            tokens=SequenceTokens(tokens),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=eos,
