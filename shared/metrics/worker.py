@@ -35,7 +35,7 @@ class StepTimings(Protocol):
     def sample_us(self) -> int: ...
 
 
-class FinishedStep(Protocol):
+class StepOutcome(Protocol):
     """What came of a step."""
 
     @property
@@ -233,7 +233,7 @@ class WorkerMetrics:
     def masks_awaited(self, seconds: float) -> None:
         self.mask_wait.observe(seconds)
 
-    def step_done(self, result: FinishedStep, num_tokens: int, cost: StepCost) -> None:
+    def step_done(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases
