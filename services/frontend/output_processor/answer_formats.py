@@ -13,9 +13,9 @@ from quire.services.frontend.output_processor.constraint import AnswerStart
 from quire.services.frontend.output_processor.parsing import detection, registry, wording
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
 from quire.services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
+from quire.services.frontend.output_processor.parsing.markup.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.reader import MarkupReader
 from quire.services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
-from quire.services.frontend.output_processor.parsing.tagged_calls import no_padding
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 from quire.services.frontend.request.request import ChatPrompt, Prompt, Request, ToolUse

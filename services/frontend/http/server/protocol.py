@@ -72,7 +72,8 @@ class Guarded(HttpToolsProtocol):
     _in_headers = False
     _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
-    _num_chunks = 0  # of the body that is read, the last one, which is empty, included
+    _num_chunks = 0  # of all bodies that were read, their last ones, which are empty, included
+    _chunks_before = 0  # those of the body that is read
     _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
     _trailer_bytes = 0
     _half_closed: HalfClosed | None = None
@@ -180,7 +181,7 @@ class Guarded(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
-        self._num_chunks, self._is_behind_size, self._trailer_bytes = 0, False, 0
+        self._chunks_before, self._is_behind_size, self._trailer_bytes = self._num_chunks, False, 0
         self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -192,7 +193,7 @@ class Guarded(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
         self._is_behind_size = True
-        if self._num_chunks > MOST_CHUNKS and not self._is_over:
+        if self._num_chunks - self._chunks_before > MOST_CHUNKS and not self._is_over:
             self._give_up("body", self._unless_answered(MANY_CHUNKS))
 
     def on_body(self, body: bytes) -> None:

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks
 from quire.services.frontend.output_processor.parsing.call_probe import CallProbe
-from quire.services.frontend.output_processor.parsing.json_calls import IsName, Keys, calls
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
+from quire.services.frontend.output_processor.parsing.markup.json_calls import IsName, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from quire.services.frontend.output_processor.parsing.wording import Wording

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.services.frontend.output_processor.parsing.arguments_json import ArgumentsJson
 from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Scanner
+from quire.services.frontend.output_processor.parsing.values.arguments_json import ArgumentsJson
 
 NO_ARGUMENTS = "{}"
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 
-from quire.services.frontend.output_processor.parsing import json_repair
-from quire.services.frontend.output_processor.parsing.call_blocks import CallMarkup, call_blocks, no_call
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
-from quire.services.frontend.output_processor.parsing.json_text import quoted
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks, no_call
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from quire.services.frontend.output_processor.parsing.values import json_repair
+from quire.services.frontend.output_processor.parsing.values.json_text import quoted
 from quire.services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
