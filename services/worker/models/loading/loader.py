@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import getitem
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Protocol
@@ -167,7 +166,7 @@ def _place(
             for other in covered:
                 missing.pop(other, None)
         elif name == HEAD and name in passed_over:
-            head = replace(source, read=partial(getitem, source.parts, slice(None)))  # its file will be closed
+            head = replace(source, read=partial(_whole, source.parts))  # its file will be closed
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -180,6 +179,10 @@ def _place(
             take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
+
+
+def _whole(parts: Slices | Tensor) -> Tensor:
+    return parts[(slice(None),)]
 
 
 def _full(name: str, known: Collection[str]) -> str:
