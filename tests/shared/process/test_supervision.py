@@ -9,14 +9,10 @@ import pytest
 
 from quire.shared.errors import FailedPrecondition, Internal
 from quire.shared.process import supervision
-from quire.shared.process.supervision import Tasks, pause, restarted, vital
+from quire.shared.process.supervision import Pauses, Tasks, pause, restarted, vital
 from tests.waiting import eventually, forever
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(supervision, "LONGEST_PAUSE_S", 0.002)
+SHORT = Pauses(0.001, 0.002)
 
 
 async def returns() -> None:
@@ -54,7 +50,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
         steady.set()
         await forever()
 
-    task = asyncio.ensure_future(restarted("work", work))
+    task = asyncio.ensure_future(restarted("work", work, pauses=SHORT))
     await asyncio.wait_for(steady.wait(), 60)
     assert num_starts == 4
     task.cancel()
@@ -65,7 +61,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_task_that_does_not_stay_up_ends_the_process_with_a_reason(end: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(Internal, match="work ended 11 times in a row"):
-        await restarted("work", end)
+        await restarted("work", end, pauses=SHORT)
 
 
 async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
@@ -79,7 +75,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
             tried.set()
         raise ValueError("no")
 
-    task = asyncio.ensure_future(restarted("work", work, is_needed=False))
+    task = asyncio.ensure_future(restarted("work", work, is_needed=False, pauses=SHORT))
     await asyncio.wait_for(tried.wait(), 60)
     assert not task.done()
     task.cancel()
@@ -90,7 +86,7 @@ async def test_what_no_restart_can_mend_is_raised() -> None:
         raise FailedPrecondition("another model")
 
     with pytest.raises(FailedPrecondition, match="another model"):
-        await restarted("work", misfit)
+        await restarted("work", misfit, pauses=SHORT)
 
 
 @pytest.mark.parametrize("end", [returns, is_cancelled_from_within, awaits_what_is_cancelled])

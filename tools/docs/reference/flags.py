@@ -11,9 +11,8 @@ from tools.docs.reference.markdown import cell, code, table
 
 HEAD = """# Commands and flags
 
-`quire COMMAND --help-all` prints the same, `--help` the common ones of commands with many flags.
-Settings of a service are flags of `quire up` and of the service's own command;
-[Settings](settings.md) explains them.
+`quire COMMAND --help-all` prints the same; `--help` prints the common ones. Settings of a service are flags of `quire
+up` and of the service's own command; [Settings](settings.md) explains them.
 """
 
 

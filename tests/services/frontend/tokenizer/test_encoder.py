@@ -16,7 +16,7 @@ from quire import bundled
 from quire.services.frontend.bounds.turns import SmallestFirst
 from quire.services.frontend.tokenizer import encoder
 from quire.services.frontend.tokenizer.cuts import Cuts
-from quire.services.frontend.tokenizer.encoder import Encoder, Tokenized
+from quire.services.frontend.tokenizer.encoder import Encoder, TextSizes, Tokenized
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from quire.shared.errors import InvalidArgument
 from tests.priorities import behind
@@ -79,18 +79,15 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 20)
-    monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 8)
+SMALL = TextSizes(inline=8, piece=20)
 
 
 @pytest.mark.parametrize("nfc", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool, small_pieces: None) -> None:
+async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
     whole = tokenizer(KINDS[kind], nfc=nfc)
     chance = random.Random(kind)
-    pieces = Encoder(whole, 2)
+    pieces = Encoder(whole, 2, sizes=SMALL)
     num_pieces = 0
     for _ in range(150):
         text = "".join(chance.choices(SCRAPS, k=chance.randrange(1, 120)))
@@ -130,10 +127,10 @@ def test_of_splits_that_nobody_knows_texts_stay_whole(split: pre_tokenizers.PreT
     assert not Cuts(tokenizer(split, nfc=False)).known
 
 
-async def test_texts_that_stay_whole_are_tokenized_all_the_same(small_pieces: None) -> None:
+async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
     whole = metaspace_tokenizer()
     text = "hello world and all the others " * 9
-    assert await Encoder(whole, 1).encode(text, add_special_tokens=True) == whole.encode(text).ids
+    assert await Encoder(whole, 1, sizes=SMALL).encode(text, add_special_tokens=True) == whole.encode(text).ids
 
 
 async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

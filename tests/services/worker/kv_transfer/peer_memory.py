@@ -81,9 +81,9 @@ class Library:
 
 
 def pages_of(
-    library: Library, num_blocks: int, *, num_parts: int = 6, words: int = 5
+    library: Library, num_blocks: int, *, num_parts: int = 6, words: int = 5, **bounds: Any
 ) -> tuple[torch.Tensor, PeerPages]:
     """int64 [num_parts, num_blocks, words] of random bytes, somewhere in an allocation."""
     memory = library.allocate(BEFORE + num_parts * num_blocks * words * 8)
     whole = memory[BEFORE:].view(torch.int64).view(num_parts, num_blocks, words)
-    return whole, PeerPages(whole, PeerDriver(library))
+    return whole, PeerPages(whole, PeerDriver(library), **bounds)

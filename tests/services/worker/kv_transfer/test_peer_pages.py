@@ -46,11 +46,10 @@ def test_runs_are_copied_at_once() -> None:
 
 
 @pytest.mark.parametrize("most_pitch", [peer_pages.MOST_PITCH, 100], ids=["all parts at once", "part by part"])
-async def test_blocks_are_copied_and_nothing_else(most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_pages, "MOST_PITCH", most_pitch)
+async def test_blocks_are_copied_and_nothing_else(most_pitch: int) -> None:
     library = Library()
     there, theirs = pages_of(library, 20)
-    here, ours = pages_of(library, 12)
+    here, ours = pages_of(library, 12, most_pitch=most_pitch)
     was = here.clone()
     async with ours.opened(theirs.own) as reason:
         assert not reason
@@ -60,11 +59,10 @@ async def test_blocks_are_copied_and_nothing_else(most_pitch: int, monkeypatch: 
     assert torch.equal(here[:, others], was[:, others])
 
 
-async def test_memory_is_closed_once_nobody_has_copied_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_closed_once_nobody_has_copied_for_a_while() -> None:
     """Or a worker that has died and starts again would find its old KV still in its GPU."""
-    monkeypatch.setattr(peer_pages, "IDLE_S", 0.01)
     library = Library()
-    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
+    (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12, idle_s=0.01)
     async with ours.opened(theirs.own), ours.opened(theirs.own):
         await stays(lambda: len(library.opened) == 1, 0.05)
     await eventually(lambda: not library.opened)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import triton
 
 from quire import bundled
 from quire.kernels.triton.precompile import precompile
@@ -24,7 +23,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cores, and no kernel compiled yet."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(precompile, "device_capability", lambda: 90)
 
 
