@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire import bundled
-from quire.bench.measuring.machine import GIB
 from quire.doctor.finding import Finding, error, ok, told, warning
-from quire.doctor.machine import available_memory
+from quire.doctor.machine import GIB, available_memory
 from quire.shared.models import model_hub, model_identity
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
